@@ -35,7 +35,8 @@ from infer_kernels.quantization.code_tiles import (
     scales_of,
     zero_of_codes,
 )
-from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
+from infer_kernels.quantization.encodings import TILED
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _WIDEST = 1024
 """Numbers of a row that a program takes."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from infer_kernels import QuantizedWeight
@@ -19,12 +20,14 @@ class Storage:
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: each group has a code of zero of its own.
         has_minimums: each group has a minimum, which products of codes and the scale are lessened by.
+        scale_dtype: dtype of scales and minimums, but of encodings that have another.
     """
 
     encoding: Encoding
     group_size: int | None = None
     has_zeros: bool = False
     has_minimums: bool = False
+    scale_dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from infer_kernels import QuantizedWeight, has_quantized_kernel
+from infer_kernels.quantization import Encoding
 from infer_models.causal_lm import CausalLM
 from infer_models.config.quantization import QuantizationConfig
 from infer_models.errors import CheckpointError
@@ -122,8 +123,9 @@ def weight_bytes(model: CausalLM, *, device: torch.device) -> int:
 
 
 def _quantized_bytes(weight: QuantizedWeight, device: torch.device) -> int:
-    """Return the bytes of a weight; C++ kernels keep scales of one byte in fp32."""
-    widened = 3 * weight.scales.numel() if device.type == "cpu" and weight.scales.element_size() == 1 else 0
+    """Return the bytes of a weight; C++ kernels keep scales of one byte without factors in fp32."""
+    is_widened = device.type == "cpu" and weight.scales.element_size() == 1 and weight.scale_factors is None
+    widened = 3 * weight.scales.numel() if is_widened else 0
     return weight.num_bytes + widened
 
 
@@ -193,24 +195,36 @@ def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.devic
         group_size=storage.group_size,
         has_zeros=storage.has_zeros,
         has_minimums=storage.has_minimums,
+        scale_dtype=storage.scale_dtype,
         device=device,
     )
+
+
+_INTEGERS: tuple[Encoding, ...] = ("int4", "int6", "int8", "iq4")
+"""Encodings whose codes are whole numbers times the scale."""
 
 
 def _common_storage(storages: AbstractSet[Storage | None]) -> Storage | None:
     """Return the storage of a weight whose parts could be kept so; None: there is none that holds their numbers.
 
-    Integers of four and eight bits in groups, as files of mixed types have them, are all integers of eight bits.
+    Integers of four to eight bits in groups, as files of mixed types have them, are all integers of the most bits.
     """
     if len(storages) == 1:
         return next(iter(storages))
-    found = [each for each in storages if each is not None and each.encoding in ("int4", "int8")]
+    found = [each for each in storages if each is not None and each.encoding in _INTEGERS]
     sizes = [each.group_size for each in found if each.group_size is not None and not each.has_zeros]
     if not sizes or len(sizes) < len(storages):
         return None
     has_minimums = any(each.has_minimums for each in found)
-    is_int4 = all(each.encoding == "int4" and each.has_minimums == has_minimums for each in found)
-    return Storage(encoding="int4" if is_int4 else "int8", group_size=gcd(*sizes), has_minimums=has_minimums)
+    encodings = {each.encoding for each in found}
+    if encodings == {"int4"}:
+        is_alike = all(each.has_minimums == has_minimums for each in found)
+        encoding: Encoding = "int4" if is_alike else "int6"
+    else:
+        encoding = "int6" if encodings <= {"int4", "int6"} else "int8"
+    dtypes = {each.scale_dtype for each in found}
+    scale_dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
+    return Storage(encoding=encoding, group_size=gcd(*sizes), has_minimums=has_minimums, scale_dtype=scale_dtype)
 
 
 class _Choice(NamedTuple):
@@ -257,11 +271,9 @@ class _Plan:
             is_quantized, storages = self._stored_as(module, stored)
             storage = _common_storage(storages) if self.quantization == "auto" else None
             is_table = isinstance(module, VocabParallelEmbedding)
-            if is_table and storage is not None and storage.encoding == "int4" and storage.group_size is not None:
-                storage = None if storage.has_zeros else replace(storage, encoding="int8")  # the same numbers
-            is_eight_bits = is_table and storage is not None and storage.encoding == "int8"
+            is_looked_up = is_table and storage is not None and storage.encoding in _INTEGERS and not storage.has_zeros
             is_small = is_table or module.role == "exact"
-            if is_small and storage not in (None, _EIGHT_BITS) and not is_eight_bits:
+            if is_small and storage not in (None, _EIGHT_BITS) and not is_looked_up:
                 return _Choice(None)  # of few bits, and their errors cost most for their size
             storage = storage and self._where_served(storage, weight, stored)
             return _Choice(storage, is_stored_quantized=is_quantized)
@@ -304,7 +316,6 @@ class _Plan:
 
     def _where_served(self, storage: Storage, weight: OwnWeight, stored: Mapping[str, StoredWeight]) -> Storage | None:
         """Return `storage`, with smaller groups where ranks cut them; None where no kernel multiplies it."""
-        in_features = weight.shape[-1]
         group_size = storage.group_size
         if group_size is not None:
             for each in stored.values():
@@ -313,11 +324,25 @@ class _Plan:
                 elif isinstance(each, Mxfp4Part):
                     group_size = gcd(group_size, each.weight.first_column)
             storage = replace(storage, group_size=group_size)
-        is_served = has_quantized_kernel(
+        in_features = weight.shape[-1]
+        is_cut = any(
+            isinstance(each, WeightSlice) and each.shares[-1].size < each.shares[-1].total for each in stored.values()
+        )
+        candidates = [_widened(storage)] if is_cut else [storage, _widened(storage)]
+        return next((each for each in candidates if self._has_kernel(each, in_features)), None)
+
+    def _has_kernel(self, storage: Storage, in_features: int) -> bool:
+        return has_quantized_kernel(
             storage.encoding,
-            group_size=group_size,
+            group_size=storage.group_size,
             in_features=in_features,
             has_minimums=storage.has_minimums,
+            scale_dtype=storage.scale_dtype,
             device=self.device,
         )
-        return storage if is_served else None
+
+
+def _widened(storage: Storage) -> Storage:
+    """Return a storage of the same numbers that more kernels know, and that can be cut anywhere."""
+    encoding: Encoding = "int8" if storage.encoding in ("int6", "iq4") else storage.encoding
+    return replace(storage, encoding=encoding, scale_dtype=torch.float32)

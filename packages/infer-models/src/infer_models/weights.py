@@ -26,8 +26,9 @@ def assign(target: Tensor | QuantizedWeight, source: Tensor | QuantizedWeight) -
         target.copy_(source)
         return
     if isinstance(target, QuantizedWeight) and isinstance(source, QuantizedWeight):
-        if target.encoding == "int8" and source.encoding == "int4" and source.zeros is None and _divide(target, source):
-            source = source.as_int8()
+        is_wider = target.encoding in ("int6", "int8") and source.encoding in ("int4", "int6", "iq4")
+        if is_wider and source.zeros is None and _divide(target, source):
+            source = source.as_encoding(target.encoding)
         if _are_alike(target, source):
             target.copy_(source)
             return
@@ -84,7 +85,8 @@ def _are_alike(target: QuantizedWeight, source: QuantizedWeight) -> bool:
     has_place = target.zeros is not None or source.zeros is None
     if target.minimums is None or target.encoding == "int4":  # whose codes of zero depend on them
         has_place = has_place and (target.minimums is None) == (source.minimums is None)
-    return target.encoding == source.encoding and _divide(target, source) and has_place
+    is_same = target.encoding == source.encoding and target.scales.dtype in (source.scales.dtype, torch.float32)
+    return is_same and _divide(target, source) and has_place
 
 
 def _quantize(numbers: Tensor, like: QuantizedWeight) -> QuantizedWeight:

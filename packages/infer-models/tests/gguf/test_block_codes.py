@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import gguf
 from infer_models import CheckpointError
 from infer_models.gguf.block_types import BLOCK_TYPES, OTHER_TYPES, QUANTIZED
-from infer_models.quantization.gguf.block_codes import read_codes
+from infer_models.quantization.gguf.block_codes import read_blocks
 from infer_models.quantization.gguf.block_format import BlockFormat
 from infer_models.testing.gguf_files import KINDS, random_blocks
 
@@ -18,8 +18,13 @@ ROWS, BLOCKS = 64, 3
 
 
 def any_bytes(kind: str, seed: int) -> NDArray[np.uint8]:
-    """Return bytes as they come; all of them are blocks."""
-    return np.random.default_rng(seed).integers(0, 256, (ROWS, BLOCKS * QUANTIZED[kind].num_bytes), dtype=np.uint8)
+    """Return bytes as they come; all of them are blocks, but for MXFP4's exponent 255, which is NaN."""
+    size = QUANTIZED[kind].num_bytes
+    data = np.random.default_rng(seed).integers(0, 256, (ROWS, BLOCKS * size), dtype=np.uint8)
+    if kind == "MXFP4":
+        exponents = data[:, ::size]
+        exponents[exponents == 255] = 254
+    return data
 
 
 def numbers_of(kind: str, data: NDArray[np.uint8]) -> torch.Tensor:
@@ -27,15 +32,20 @@ def numbers_of(kind: str, data: NDArray[np.uint8]) -> torch.Tensor:
         return torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))
 
 
+def bits(kind: str, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the bits of fp32 numbers; MXFP4 has a code for -0, which the package reads as 0."""
+    return (numbers + 0.0 if kind == "MXFP4" else numbers).view(torch.int32)
+
+
 @pytest.mark.covers("gguf/types")
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 2**32))
 def test_all_bytes_are_the_numbers_of_the_gguf_package(kind: str, seed: int) -> None:
     data = any_bytes(kind, seed)
-    found, expected = read_codes(kind, torch.from_numpy(data)).dequantize(), numbers_of(kind, data)
+    found, expected = read_blocks(kind, torch.from_numpy(data)).dequantize(), numbers_of(kind, data)
     is_number = ~expected.isnan()
     assert torch.equal(found.isnan(), ~is_number)
-    assert torch.equal(found[is_number].view(torch.int32), expected[is_number].view(torch.int32))
+    assert torch.equal(bits(kind, found[is_number]), bits(kind, expected[is_number]))
 
 
 @pytest.mark.covers("gguf/types")
@@ -46,8 +56,11 @@ def test_weights_in_memory_have_the_same_numbers(kind: str) -> None:
     form = BlockFormat(kind=kind)
     weight = form.decode("layer", (ROWS, columns), {"layer.weight": torch.from_numpy(data)})
     assert weight.shape == (ROWS, columns)
-    assert (weight.encoding, weight.group_size) == (form.storage.encoding, form.storage.group_size)
-    assert torch.equal(weight.dequantize().view(torch.int32), numbers_of(kind, data).view(torch.int32))
+    storage = form.storage
+    assert (weight.encoding, weight.group_size) == (storage.encoding, storage.group_size)
+    assert (weight.minimums is not None) == storage.has_minimums
+    assert weight.scales.dtype == (torch.uint8 if kind == "MXFP4" else storage.scale_dtype)
+    assert torch.equal(bits(kind, weight.dequantize()), bits(kind, numbers_of(kind, data)))
 
 
 @pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q8_0", 0), ("Q4_1", 2), ("Q4_K", 2), ("Q6_K", 208)])

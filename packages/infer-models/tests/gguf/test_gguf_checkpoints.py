@@ -1,5 +1,6 @@
 """Models of GGUF files are those of the checkpoints that the files were made of, number for number."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 import gguf
-from infer_kernels import QuantizedWeight
+from infer_kernels import QuantizedWeight, prepack
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
+from infer_kernels.cpu import PackedQuantizedWeight
 from infer_models import CausalLM, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config.generation_config import GenerationConfig, read_generation_fields
@@ -83,6 +85,24 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(
     assert_same_models(loaded(path), loaded(tmp_path))
 
 
+BITS = {
+    "Q4_0": 4.5,
+    "Q4_1": 5,
+    "Q5_0": 6.5,
+    "Q5_1": 7,
+    "Q8_0": 8.5,
+    "Q2_K": 5.125,
+    "Q3_K": 4.5625,
+    "Q4_K": 4.625,
+    "Q5_K": 6.625,
+    "Q6_K": 6.5625,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 4.3125,
+    "MXFP4": 5,
+}
+"""Bits of a number in memory; a file has as many, or fewer where codes have two, three or five bits."""
+
+
 @needs_cpu_kernels
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_stays_as_small_as_codes_allow(kind: str, tmp_path: Path) -> None:
@@ -93,21 +113,22 @@ def test_every_type_stays_as_small_as_codes_allow(kind: str, tmp_path: Path) -> 
     matrices = [weight for weight, _ in ours.stored_by_parameter() if len(weight.shape) > 1]
     kept = [weight for weight in matrices if isinstance(weight, QuantizedWeight)]
     assert len(kept) == len(matrices) - 1
-    assert {weight.encoding for weight in kept} == {
-        "int4" if kind in ("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K") else "int8"
-    }
+    panels = [prepack(weight) for weight in kept]
+    assert all(isinstance(each, PackedQuantizedWeight) for each in panels)
+    num_bytes = sum(each.panels.numel() for each in panels if isinstance(each, PackedQuantizedWeight))
+    assert num_bytes * 8 == BITS[kind] * sum(math.prod(weight.shape) for weight in kept)
     assert_same_models(ours, loaded(tmp_path))
 
 
 @needs_cpu_kernels
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
-def test_a_table_of_tokens_has_eight_bits(kind: str, tmp_path: Path) -> None:
+def test_a_table_of_tokens_stays_as_small_as_a_product(kind: str, tmp_path: Path) -> None:
     save_tiny("llama", tmp_path, **WIDE, tie_word_embeddings=True)
     path = tmp_path / "model.gguf"
     save_gguf(tmp_path, path, kind_of=lambda name: kind if name == "token_embd.weight" else None)
     ours = loaded(path)
     kept = [weight for weight, _ in ours.stored_by_parameter() if isinstance(weight, QuantizedWeight)]
-    assert [weight.encoding for weight in kept] == ["int8"]
+    assert [weight.encoding for weight in kept] == [{"Q4_0": "int4", "Q4_K": "int4", "Q6_K": "int6"}[kind]]
     assert_same_models(ours, loaded(tmp_path))
 
 
@@ -119,11 +140,11 @@ def test_products_of_one_launch_keep_their_numbers_whatever_the_types_of_their_p
     save_gguf(tmp_path, path, kind_of=lambda name: kinds.get(name.split(".")[-2]))
     ours = loaded(path)
     found = {
-        (weight.encoding, weight.group_size, weight.minimums is not None)
+        (weight.encoding, weight.group_size, weight.minimums is not None, weight.scales.dtype)
         for weight, _ in ours.stored_by_parameter()
         if isinstance(weight, QuantizedWeight)
     }
-    assert found == {("int8", 16, True), ("int8", 32, True)}
+    assert found == {("int6", 16, True, torch.int8), ("int6", 32, True, torch.float16)}
     assert_same_models(ours, loaded(tmp_path))
 
 

@@ -49,5 +49,5 @@ def test_every_type_stays_packed(kind: str, tmp_path: Path) -> None:
     model.prepack()
     layer = model.get_submodule("model.layers.0.self_attn.o_proj").weight
     assert isinstance(layer, QuantizedWeight)
-    is_whole_words = layer.group_size % (32 if layer.encoding == "int4" else 16) == 0
-    assert layer.order == ("words" if is_whole_words else "rows")
+    whole_words = {"int4": 32, "int8": 16}.get(layer.encoding)
+    assert layer.order == ("rows" if whole_words is None or layer.group_size % whole_words else "words")

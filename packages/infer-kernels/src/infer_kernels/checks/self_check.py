@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.moe.activation import ActivationName, SwiGLU
 from infer_kernels.moe.router import Scoring
 from infer_kernels.norm import NormVariant
-from infer_kernels.quantization import Encoding
+from infer_kernels.quantization import Encoding, QuantizedWeight
 
 EPS = 1e-6
 
@@ -51,18 +52,33 @@ class QuantizedOps:
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: each group has a code of zero of its own.
         has_minimums: each group has a minimum.
+        scale_dtype: dtype of scales and minimums, but of encodings that have another.
     """
 
     encoding: Encoding
     group_size: int | None = None
     has_zeros: bool = False
     has_minimums: bool = False
+    scale_dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
         """The encoding and its groups."""
         groups = "rows" if self.group_size is None else f"groups of {self.group_size}"
         beside = " with zeros" if self.has_zeros else " with minimums" if self.has_minimums else ""
-        return f"{self.encoding} in {groups}{beside}"
+        scales = {torch.float16: ", scales in fp16", torch.int8: ", scales in int8"}.get(self.scale_dtype, "")
+        return f"{self.encoding} in {groups}{beside}{scales}"
+
+    def draw(self, *shape: int, device: torch.device) -> QuantizedWeight:
+        """Return a random weight of the format."""
+        return random_quantized(
+            *shape,
+            encoding=self.encoding,
+            group_size=self.group_size,
+            has_zeros=self.has_zeros,
+            has_minimums=self.has_minimums,
+            scale_dtype=self.scale_dtype,
+            device=device,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """`PackedWeight`: a dense layer's weight in panels of 32 outputs, the order in which the C++ product reads it.
 
 `PackedExperts`: those of all experts of a mixture. `PackedQuantizedWeight` and `PackedQuantizedExperts`: the same of
-weights of four and eight bits.
+weights of four to eight bits.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization.quantized_weight import Encoding
+from infer_kernels.quantization.encodings import Encoding
 
 PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
-ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2, "nvfp4": 2}
-"""As in `csrc/quantized.h`. Panels have fp32 scales: e2m1, mxfp4 and nvfp4 are one there."""
+ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2, "nvfp4": 2, "int6": 3, "iq4": 4}
+"""As in `csrc/quantized_layout.h`. Panels have fp32 scales: e2m1, mxfp4 and nvfp4 are one there."""
 BESIDE = {"nothing": 0, "zeros": 1, "minimums": 2}
 """As in `csrc/quantized_layout.h`."""
-LAYOUT = "qqqq"
-"""`QuantizedLayout` of `csrc/quantized.h`: what `layout_arguments` returns, as `struct` packs it."""
+SCALES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+"""Likewise."""
+LAYOUT = "qqqqq"
+"""`QuantizedLayout` of `csrc/quantized_layout.h`: what `layout_arguments` returns, as `struct` packs it."""
 
 
 def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -60,17 +62,19 @@ class _FloatPanels(Panels):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedPanels(Panels):
-    """Panels of codes, uint8 [..., panels, bytes of a panel]; see `csrc/quantized.h`.
+    """Panels of codes, uint8 [..., panels, bytes of a panel]; see `csrc/quantized_layout.h`.
 
     Attributes:
         encoding: encoding of the codes.
         group_size: inputs that share a scale.
         beside: what each group has beside its scales, a value of `BESIDE`.
+        scales: what scales and minimums are, a value of `SCALES`.
     """
 
     encoding: Encoding
     group_size: int
     beside: int
+    scales: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,6 @@ class PackedQuantizedExperts(QuantizedPanels):
     """A quantized weight [experts, out_features, in_features] that only `fused_moe` can read."""
 
 
-def layout_arguments(weight: QuantizedPanels) -> tuple[int, int, int, int]:
-    """Return the fields of `QuantizedLayout` in `csrc/quantized.h`."""
-    return weight.in_features, weight.group_size, ENCODINGS[weight.encoding], weight.beside
+def layout_arguments(weight: QuantizedPanels) -> tuple[int, int, int, int, int]:
+    """Return the fields of `QuantizedLayout` in `csrc/quantized_layout.h`."""
+    return weight.in_features, weight.group_size, ENCODINGS[weight.encoding], weight.beside, weight.scales

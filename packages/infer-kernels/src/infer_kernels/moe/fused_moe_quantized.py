@@ -38,7 +38,8 @@ from infer_kernels.moe.fused_moe_triton import (
 )
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
-from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
+from infer_kernels.quantization.encodings import TILED
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
 _MOST_ROWS = 64

@@ -1,11 +1,13 @@
-"""`QuantizedWeight`: a weight of four or eight bits a number, with a scale for each row or group of a row's inputs.
+"""`QuantizedWeight`: a weight of four to eight bits a number, with a scale for each row or group of a row's inputs.
 
     w[o, i] = (code[o, i] - zero[o, i // group_size]) * scale[o, i // group_size] - minimum[o, i // group_size]
 
     encoding    bits    values                                              codes
     int8        8       int8 [..., out_features, in_features]               -128 to 127
     fp8_e4m3    8       float8_e4m3fn [..., out_features, in_features]      up to 448
+    int6        6       uint8 [..., out_features, in_features * 3 / 4]      -32 to 31; see `packed_codes`
     int4        4       uint8 [..., out_features, in_features / 2]          0 to 15, less 8 without zeros and minimums
+    iq4         4       uint8 [..., out_features, in_features / 2]          16 whole numbers from -127 to 113
     e2m1        4       uint8 [..., out_features, in_features / 2]          0, 0.5, 1, 1.5, 2, 3, 4, 6, and negatives
     mxfp4       4       uint8 [..., out_features, in_features / 2]          likewise; a scale is a power of two, a byte
     mxfp4_tiled 4       uint8 [..., out_features, padded inputs / 2]        likewise; see `microscaled_order`
@@ -16,57 +18,49 @@ Four bits: two numbers a byte, the first in the lower half. A byte that is a sca
 plus 127; 255 is NaN (e8m0). mxfp4 with groups of 32 is MXFP4, 4.25 bits a number (Open Compute Project, "OCP
 Microscaling Formats (MX) Specification", 1.0, 2023). nvfp4 with groups of 16 is NVFP4, 4.5 bits a number: a tensor has
 one more scale, here one for each row, since tensors with different ones may be joined.
+
+Scales and minimums are fp32, or, of weights that only a CPU multiplies, fp16 or int8. Those that are int8 are times a
+factor of each 256 inputs, fp16, as in the "k-quants" of GGUF files; such products are exact in fp32.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import gcd
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization import word_order
+from infer_kernels.quantization.encodings import (
+    FACTOR_INPUTS,
+    INT4_ZERO,
+    INT6_ZERO,
+    ONE_BYTE,
+    SCALE_DTYPES,
+    TILED,
+    VALUE_DTYPES,
+    Encoding,
+    Order,
+)
 from infer_kernels.quantization.microscaled_order import (
     GROUPS_PADDED_TO,
     PADDED_TO,
     restore_order,
     restore_scales,
 )
-
-Encoding = Literal["int8", "int4", "e2m1", "mxfp4", "mxfp4_tiled", "nvfp4", "nvfp4_tiled", "fp8_e4m3"]
-"""How the numbers of a quantized weight are stored."""
-
-Order = Literal["rows", "words"]
-"""Where the codes of a row lie: one after another, or as `infer_kernels.quantization.word_order` says."""
-
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Numbers of the codes 0 to 15: a sign, two bits of exponent, one of mantissa."""
-INT4_ZERO = 8
-"""The code of zero where an int4 weight has no zeros."""
-_VALUE_DTYPES = {
-    "int8": torch.int8,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "int4": torch.uint8,
-    "e2m1": torch.uint8,
-    "mxfp4": torch.uint8,
-    "mxfp4_tiled": torch.uint8,
-    "nvfp4": torch.uint8,
-    "nvfp4_tiled": torch.uint8,
-}
-_SCALE_DTYPES = {
-    "mxfp4": torch.uint8,
-    "mxfp4_tiled": torch.uint8,
-    "nvfp4": torch.float8_e4m3fn,
-    "nvfp4_tiled": torch.uint8,
-}
-"""Dtypes of scales, for encodings whose scales are not fp32."""
-TILED: tuple[Encoding, ...] = ("mxfp4_tiled", "nvfp4_tiled")
-"""Encodings in the order of `microscaled_order`."""
-_ONE_BYTE: tuple[Encoding, ...] = ("int8", "fp8_e4m3")
-"""Encodings of a number a byte; the others have two."""
+from infer_kernels.quantization.packed_codes import (
+    E2M1_VALUES,
+    IQ4_VALUES,
+    SIXES,
+    pack_pairs,
+    pack_sixes,
+    unpack_pairs,
+    unpack_sixes,
+    widen_pairs,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +70,17 @@ class QuantizedWeight:
     Attributes:
         encoding: encoding of `values`.
         values: [..., out_features, in_features], or half as many bytes of two codes each.
-        scales: fp32 [..., out_features, groups]; of mxfp4 uint8, of nvfp4 float8_e4m3fn; of tiled ones uint8, filled up
-            with zeros.
+        scales: fp32, fp16 or int8 [..., out_features, groups]; of mxfp4 uint8, of nvfp4 float8_e4m3fn; of tiled ones
+            uint8, filled up with zeros.
         zeros: codes of zero, uint8 for int4 and int8 for int8, [..., out_features, groups]; None: 8 and 0.
         in_features: inputs.
         group_size: inputs that share a scale, the last group may have fewer; `in_features` for a scale for each row.
         order: order of a row's codes; "rows" but in a weight from `prepack`.
-        minimums: fp32 [..., out_features, groups], of int4 and int8 weights without zeros; None: they are 0.
+        minimums: [..., out_features, groups] of the dtype of `scales`, of int4, int6 and int8 weights without zeros;
+            None: they are 0.
         row_scales: nvfp4's factors of the scales of groups, fp32 [..., out_features, 1]; None for other encodings.
+        scale_factors: factors of scales that are int8, fp16 [..., out_features, blocks of 256 inputs]; else None.
+        minimum_factors: likewise of minimums.
     """
 
     encoding: Encoding
@@ -95,6 +92,8 @@ class QuantizedWeight:
     order: Order = "rows"
     minimums: Tensor | None = None
     row_scales: Tensor | None = None
+    scale_factors: Tensor | None = None
+    minimum_factors: Tensor | None = None
 
     @classmethod
     def empty(
@@ -104,6 +103,7 @@ class QuantizedWeight:
         group_size: int | None = None,
         has_zeros: bool = False,
         has_minimums: bool = False,
+        scale_dtype: torch.dtype = torch.float32,
         device: torch.device,
     ) -> "QuantizedWeight":
         """Return a weight of `shape`, [..., out_features, in_features], whose numbers are still to be filled in.
@@ -114,6 +114,7 @@ class QuantizedWeight:
             group_size: inputs that share a scale; None: all of a row.
             has_zeros: whether each group has a code of zero of its own.
             has_minimums: whether each group has a minimum.
+            scale_dtype: dtype of scales and minimums, but of encodings that have another.
             device: device of the tensors.
 
         Raises:
@@ -124,21 +125,26 @@ class QuantizedWeight:
         *rows, in_features = shape
         group_size = group_size or in_features
         num_groups = cdiv(in_features, group_size)
-        columns = in_features if encoding in _ONE_BYTE else cdiv(in_features, 2)
+        columns = in_features * 3 // 4 if encoding == "int6" else cdiv(in_features, 1 if encoding in ONE_BYTE else 2)
         if encoding in TILED:
             columns = cdiv(in_features, PADDED_TO) * PADDED_TO // 2
             num_groups = cdiv(num_groups, GROUPS_PADDED_TO) * GROUPS_PADDED_TO
         groups = (*rows, num_groups)
         zeros_dtype = torch.int8 if encoding == "int8" else torch.uint8
+        scale_dtype = SCALE_DTYPES.get(encoding, scale_dtype)
+        blocks = (*rows, cdiv(in_features, FACTOR_INPUTS)) if scale_dtype == torch.int8 else None
+        factors = partial(torch.empty, blocks, dtype=torch.float16, device=device) if blocks else lambda: None
         return cls(
             encoding=encoding,
-            values=torch.empty(*rows, columns, dtype=_VALUE_DTYPES[encoding], device=device),
-            scales=torch.empty(groups, dtype=_SCALE_DTYPES.get(encoding, torch.float32), device=device),
+            values=torch.empty(*rows, columns, dtype=VALUE_DTYPES.get(encoding, torch.uint8), device=device),
+            scales=torch.empty(groups, dtype=scale_dtype, device=device),
             zeros=torch.empty(groups, dtype=zeros_dtype, device=device) if has_zeros else None,
-            minimums=torch.empty(groups, device=device) if has_minimums else None,
+            minimums=torch.empty(groups, dtype=scale_dtype, device=device) if has_minimums else None,
             in_features=in_features,
             group_size=group_size,
             row_scales=torch.empty(*rows, 1, device=device) if encoding in ("nvfp4", "nvfp4_tiled") else None,
+            scale_factors=factors(),
+            minimum_factors=factors() if has_minimums else None,
         )
 
     @property
@@ -158,31 +164,49 @@ class QuantizedWeight:
 
     @property
     def scale_numbers(self) -> Tensor:
-        """The scales as fp32, of those that are bytes a copy."""
+        """The scales as fp32, of those that are not a copy."""
         if self.row_scales is not None:
             is_tiled = self.encoding == "nvfp4_tiled"
             return (restore_scales(self.scales) if is_tiled else self.scales.float()) * self.row_scales
         if self.scales.dtype != torch.uint8:
-            return self.scales
+            return self._times_factors(self.scales, self.scale_factors)
         numbers = torch.ldexp(torch.ones_like(self.scales, dtype=torch.float32), self.scales.int() - 127)
         return numbers.masked_fill_(self.scales == 255, torch.nan)
 
     @property
+    def minimum_numbers(self) -> Tensor | None:
+        """The minimums as fp32, if there are any."""
+        return None if self.minimums is None else self._times_factors(self.minimums, self.minimum_factors)
+
+    def _times_factors(self, numbers: Tensor, factors: Tensor | None) -> Tensor:
+        """Return numbers [..., groups] as fp32, times those of `factors` [..., blocks]."""
+        if factors is None:
+            return numbers.float()
+        by_group = factors.float().repeat_interleave(FACTOR_INPUTS // self.group_size, dim=-1)
+        return numbers.float() * by_group[..., : numbers.shape[-1]]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        tensors = (self.values, self.scales, self.zeros, self.minimums, self.row_scales)
-        return sum(each.numel() * each.element_size() for each in tensors if each is not None)
+        return sum(each.numel() * each.element_size() for each in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that it has, by attribute."""
+        names = [field.name for field in fields(self)]
+        return {name: each for name in names if isinstance(each := getattr(self, name), Tensor)}
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
         """Return what `change`, which selects along the dimensions before `in_features`, makes of all tensors."""
-        return replace(
-            self,
-            values=change(self.values),
-            scales=change(self.scales),
-            zeros=None if self.zeros is None else change(self.zeros),
-            minimums=None if self.minimums is None else change(self.minimums),
-            row_scales=None if self.row_scales is None else change(self.row_scales),
-        )
+        return self._with({name: change(each) for name, each in self._tensors().items()})
+
+    def map_groups(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+        """Return itself with what `change` makes of tensors [..., groups]."""
+        of_groups = ("scales", "zeros", "minimums")
+        return self._with({name: change(each) for name, each in self._tensors().items() if name in of_groups})
+
+    def _with(self, tensors: Mapping[str, Any]) -> "QuantizedWeight":
+        """Return itself with other tensors, by attribute."""
+        return replace(self, **tensors)
 
     def item(self, index: int) -> "QuantizedWeight":
         """Return a view of the weight of that index of a stack [items, ..., out_features, in_features]."""
@@ -217,38 +241,48 @@ class QuantizedWeight:
         """
         if self.encoding in TILED:
             raise ValueError("`columns` of a tiled weight do not lie together; take them before it is prepacked")
-        if self.order != "rows":
-            return self.in_rows().columns(start, size)
+        if self.order != "rows" or self.scale_factors is not None:
+            return self.in_rows().with_float_scales().columns(start, size)
+        if self.encoding == "int6" and (start % SIXES or size % SIXES):
+            return self.as_encoding("int8").columns(start, size)
         is_whole_row = self.scales.shape[-1] == 1
         group_size = size if is_whole_row else gcd(self.group_size, start) if start else self.group_size
         regrouped = self if is_whole_row else self.with_group_size(group_size)
         first, groups = (0, 1) if is_whole_row else (start // group_size, cdiv(size, group_size))
-        if self.encoding in _ONE_BYTE:
+        if self.encoding in ONE_BYTE:
             values = self.values.narrow(-1, start, size)
+        elif self.encoding == "int6":
+            values = self.values.narrow(-1, start * 3 // 4, size * 3 // 4)
         elif start % 2 == 0:
             values = self.values.narrow(-1, start // 2, cdiv(size, 2))
         else:  # inputs that shared a byte no longer do
-            values = pack_pairs(self._pairs().narrow(-1, start, size))
-        return replace(
-            regrouped,
-            values=values,
-            scales=regrouped.scales.narrow(-1, first, groups),
-            zeros=None if regrouped.zeros is None else regrouped.zeros.narrow(-1, first, groups),
-            minimums=None if regrouped.minimums is None else regrouped.minimums.narrow(-1, first, groups),
-            in_features=size,
-            group_size=group_size,
-        )
+            values = pack_pairs(self._small_codes().narrow(-1, start, size))
+        whole = replace(regrouped, values=values, in_features=size, group_size=group_size)
+        return whole.map_groups(lambda tensor: tensor.narrow(-1, first, groups))
 
-    def as_int8(self) -> "QuantizedWeight":
-        """Return the same numbers of an int4 weight without zeros as int8.
+    def as_encoding(self, encoding: Encoding) -> "QuantizedWeight":
+        """Return the same numbers of an int4, int6 or iq4 weight without zeros, in rows, as int6 or int8.
 
         Raises:
-            ValueError: it is another weight.
+            ValueError: it is another weight, or has numbers that do not fit.
         """
-        if self.encoding != "int4" or self.zeros is not None or self.order != "rows":
-            raise ValueError(f"the weight is {self.encoding}, or has zeros; pass int4 without zeros, in rows")
-        codes = self._pairs().to(torch.int8)
-        return replace(self, encoding="int8", values=codes if self.minimums is not None else codes - INT4_ZERO)
+        if self.encoding == encoding:
+            return self
+        known = {"int8": ("int4", "int6", "iq4"), "int6": ("int4",)}.get(encoding, ())
+        if self.encoding not in known or self.zeros is not None or self.order != "rows":
+            raise ValueError(f"a weight {self.encoding}, perhaps with zeros, does not become {encoding}")
+        if encoding == "int6" and self.minimums is not None:
+            return replace(self, encoding=encoding, values=widen_pairs(self.values))
+        codes = self._codes().to(torch.int8) - self._zero
+        values = codes if encoding == "int8" else pack_sixes((codes + INT6_ZERO).view(torch.uint8))
+        return replace(self, encoding=encoding, values=values)
+
+    def with_float_scales(self) -> "QuantizedWeight":
+        """Return the same numbers with scales and minimums in fp32; of encodings whose scales are bytes itself."""
+        if self.encoding in SCALE_DTYPES or self.scales.dtype == torch.float32:
+            return self
+        scales, minimums = self.scale_numbers, self.minimum_numbers
+        return replace(self, scales=scales, minimums=minimums, scale_factors=None, minimum_factors=None)
 
     def with_group_size(self, group_size: int) -> "QuantizedWeight":
         """Return the same numbers with smaller groups, whose scales repeat.
@@ -261,31 +295,35 @@ class QuantizedWeight:
         if self.group_size % group_size and self.scales.shape[-1] > 1:
             raise ValueError(f"`group_size` is {group_size}, which does not divide {self.group_size}")
         first = torch.arange(0, self.in_features, group_size, device=self.device) // self.group_size
-        return replace(
-            self,
-            scales=self.scales[..., first],
-            zeros=None if self.zeros is None else self.zeros.index_select(-1, first),
-            minimums=None if self.minimums is None else self.minimums.index_select(-1, first),
-            group_size=group_size,
-        )
+        return replace(self.map_groups(lambda tensor: tensor[..., first]), group_size=group_size)
 
     def copy_(self, source: "QuantizedWeight") -> None:
         """Take the numbers of `source`, of the same shape and encoding; groups must divide those of `source`.
 
         Where only this one has zeros or minimums, those of `source` are 8 or 0, and 0; int4 needs them in both or none.
+        Scales in fp32 are taken of any.
 
         Raises:
             ValueError: it does not fit.
         """
         is_like = self.encoding != "int4" or (self.minimums is None) == (source.minimums is None)
+        if self.scales.dtype == torch.float32:
+            source = source.with_float_scales()
+        is_like = is_like and source.scales.dtype == self.scales.dtype
         if source.shape != self.shape or source.encoding != self.encoding or source.order != self.order or not is_like:
             raise ValueError(
-                f"`source` is {source.encoding} {list(source.shape)} in {source.order}; pass {self.encoding} "
-                f"{list(self.shape)} in {self.order}"
+                f"`source` is {source.encoding} {list(source.shape)} in {source.order}, with scales in "
+                f"{source.scales.dtype}; pass {self.encoding} {list(self.shape)} in {self.order}, {self.scales.dtype}"
             )
         source = source.with_group_size(self.group_size)
         self.values.copy_(source.values)
         self.scales.copy_(source.scales)
+        for own, other in (
+            (self.scale_factors, source.scale_factors),
+            (self.minimum_factors, source.minimum_factors),
+        ):
+            if own is not None:
+                own.copy_(torch.zeros_like(own) if other is None else other)
         if self.row_scales is not None and source.row_scales is not None:
             self.row_scales.copy_(source.row_scales)
         if self.minimums is not None:
@@ -305,11 +343,11 @@ class QuantizedWeight:
         codes = self._codes()
         if self.zeros is not None:
             codes = codes - self._by_input(self.zeros)
-        elif self.encoding == "int4" and self.minimums is None:
-            codes = codes - INT4_ZERO
+        elif self._zero:
+            codes = codes - self._zero
         numbers = codes * self._by_input(self.scale_numbers)
-        if self.minimums is not None:
-            numbers -= self._by_input(self.minimums)
+        if (minimums := self.minimum_numbers) is not None:
+            numbers -= self._by_input(minimums)
         return numbers.to(dtype)
 
     def _by_input(self, of_groups: Tensor) -> Tensor:
@@ -319,23 +357,26 @@ class QuantizedWeight:
         return of_groups.repeat_interleave(self.group_size, dim=-1)[..., : self.in_features]
 
     def _codes(self) -> Tensor:
-        """Return the codes as fp32 [..., out_features, in_features]."""
-        if self.encoding in _ONE_BYTE:
+        """Return the codes as fp32 [..., out_features, in_features], of floats the numbers that they stand for."""
+        if self.encoding in ONE_BYTE:
             return self.values.float()
-        pairs = self._pairs()
-        if self.encoding == "int4":
-            return pairs.float()
-        return torch.tensor(E2M1_VALUES, device=self.device)[pairs.int()]
+        codes = self._small_codes()
+        if self.encoding in ("int4", "int6"):
+            return codes.float()
+        values = IQ4_VALUES if self.encoding == "iq4" else E2M1_VALUES
+        return torch.tensor(values, dtype=torch.float32, device=self.device)[codes.int()]
 
-    def _pairs(self) -> Tensor:
-        """Return codes of four bits one by one, uint8 [..., out_features, in_features]."""
+    def _small_codes(self) -> Tensor:
+        """Return codes of four and six bits one by one, uint8 [..., out_features, in_features]."""
         if self.encoding in TILED:
             return restore_order(self.values)[..., : self.in_features]
-        return torch.stack([self.values & 15, self.values >> 4], dim=-1).flatten(-2)[..., : self.in_features]
+        if self.encoding == "int6":
+            return unpack_sixes(self.values)
+        return unpack_pairs(self.values)[..., : self.in_features]
 
-
-def pack_pairs(codes: Tensor) -> Tensor:
-    """Return codes [..., columns] uint8 of 0 to 15 as [..., columns / 2] uint8, the first of two in the lower half."""
-    if codes.shape[-1] % 2:
-        codes = functional.pad(codes, (0, 1))
-    return codes[..., 0::2] | codes[..., 1::2] << 4
+    @property
+    def _zero(self) -> int:
+        """The code of zero of weights without zeros."""
+        if self.encoding == "int4":
+            return 0 if self.minimums is not None else INT4_ZERO
+        return INT6_ZERO if self.encoding == "int6" else 0

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization.quantized_weight import INT4_ZERO, QuantizedWeight, pack_pairs
+from infer_kernels.quantization.encodings import INT4_ZERO
+from infer_kernels.quantization.packed_codes import pack_pairs
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _INT8_MAX = 127.0
 _FP8_MAX = 448.0

@@ -2,8 +2,9 @@
 
 import torch
 
+from infer_kernels.quantization.encodings import Encoding
 from infer_kernels.quantization.microscaled_order import LARGEST_SCALE, tile_codes, tile_scales
-from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 GROUPS: dict[Encoding, int] = {"mxfp4": 32, "nvfp4": 16}
 """Inputs that share a scale in tiles."""

@@ -13,6 +13,7 @@ def random_quantized(
     group_size: int | None = None,
     has_zeros: bool = False,
     has_minimums: bool = False,
+    scale_dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
     seed: int = 0,
 ) -> QuantizedWeight:
@@ -23,7 +24,8 @@ def random_quantized(
         encoding: encoding of its numbers; all finite codes occur.
         group_size: inputs that share a scale; None: all of a row.
         has_zeros: whether each group has a code of zero of its own; of int4 and int8.
-        has_minimums: whether each group has a minimum; likewise.
+        has_minimums: whether each group has a minimum; likewise, and of int6.
+        scale_dtype: dtype of scales and minimums.
         device: device of the weight; None: the host.
         seed: seed of the numbers, which do not depend on the device.
     """
@@ -34,6 +36,7 @@ def random_quantized(
         group_size=group_size,
         has_zeros=has_zeros,
         has_minimums=has_minimums,
+        scale_dtype=scale_dtype,
         device=torch.device("cpu"),
     )
     raw = torch.randint(0, 256, weight.values.shape, generator=generator, dtype=torch.uint8)
@@ -59,11 +62,26 @@ def random_quantized(
         size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5
         weight.row_scales.div_(size)
         return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))
-    weight.scales.copy_(0.5 + torch.rand(weight.scales.shape, generator=generator))
-    if weight.minimums is not None:
-        weight.minimums.copy_(4 + 8 * torch.rand(weight.minimums.shape, generator=generator))
+    if scale_dtype == torch.int8:
+        _fill_bytes(weight, generator)
+    else:
+        weight.scales.copy_(0.5 + torch.rand(weight.scales.shape, generator=generator))
+        if weight.minimums is not None:
+            weight.minimums.copy_(4 + 8 * torch.rand(weight.minimums.shape, generator=generator))
     size = weight.dequantize().square().mean().sqrt().clamp(min=1e-6) * max(1, shape[-1]) ** 0.5
-    weight.scales.div_(size)
-    if weight.minimums is not None:
-        weight.minimums.div_(size)
+    factors = (weight.scale_factors, weight.minimum_factors)
+    for each in (weight.scales, weight.minimums) if weight.scale_factors is None else factors:
+        if each is not None:
+            each.div_(size)
     return weight if device is None else weight.map_rows(lambda tensor: tensor.to(device))
+
+
+def _fill_bytes(weight: QuantizedWeight, generator: torch.Generator) -> None:
+    """Fill scales that are int8, some of them negative, and their factors; likewise minimums."""
+    for numbers, factors, mean in (
+        (weight.scales, weight.scale_factors, 1.0),
+        (weight.minimums, weight.minimum_factors, 8.0),
+    ):
+        if numbers is not None and factors is not None:
+            numbers.copy_(torch.randint(-128, 128, numbers.shape, generator=generator))
+            factors.copy_(mean / 64 * (0.5 + torch.rand(factors.shape, generator=generator)))

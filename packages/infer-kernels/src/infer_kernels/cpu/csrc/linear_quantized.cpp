@@ -1,4 +1,4 @@
-// Dense layers and embeddings whose weights have eight or four bits; and the packing of these weights (see quantized.h).
+// Dense layers and embeddings whose weights have eight, six or four bits; and the packing of these weights (see quantized.h).
 #include "panel_loop.h"
 #include "quantized.h"
 
@@ -54,12 +54,17 @@ void linear_quantized(const void* arguments, Team& team, int thread) {
 struct PackQuantized {
     Rows panels;
     uint8_t* packed;
-    const uint8_t* values;  // [outputs, inputs], or half as many bytes
+    const uint8_t* values;  // [outputs, bytes of a row's codes]
     int64_t values_stride;
-    const float* scales;  // [outputs, groups]
-    int64_t scales_stride;
-    const void* beside;  // [outputs, groups] zeros, of int8 signed, of int4 unsigned bytes, or fp32 minimums; or null
+    const uint8_t* scales;  // [outputs, groups], of the layout's type
+    int64_t scales_stride;  // in bytes, as all
+    // [outputs, groups] zeros, of int8 signed, of int4 unsigned bytes, or minimums as scales are; or null
+    const uint8_t* beside;
     int64_t beside_stride;
+    const uint8_t* factors;  // [outputs, blocks] fp16, of scales; null where they are not bytes
+    int64_t factors_stride;
+    const uint8_t* minimum_factors;  // likewise, where there are minimums too
+    int64_t minimum_factors_stride;
     int64_t outputs;
     QuantizedLayout layout;
 };
@@ -79,39 +84,61 @@ uint32_t split_halves(uint32_t pairs) {
     return spread(pairs & 0xffff) | spread(pairs >> 16) << 4;
 }
 
+// Copies a number of `width` bytes of each of a panel's outputs, `stride` apart.
+void copy_column(uint8_t* to, const uint8_t* from, int64_t stride, int64_t outputs, int64_t width) {
+    for (int64_t i = 0; i < outputs; i++) std::memcpy(to + width * i, from + stride * i, width);
+}
+
+// Packs what a group of one panel has beside its codes.
+void pack_scales(const PackQuantized& a, uint8_t* to, int64_t first_output, int64_t outputs, int64_t group) {
+    const QuantizedLayout& layout = a.layout;
+    int64_t width = layout.scale_width();
+    copy_column(to, a.scales + first_output * a.scales_stride + group * width, a.scales_stride, outputs, width);
+    if (layout.encoding == Encoding::E2M1) {  // codes are twice the numbers
+        store16((float*)to, load16((const float*)to) * 0.5f);
+        store16((float*)to + 16, load16((const float*)to + 16) * 0.5f);
+    }
+    to += PANEL * width;
+    if (layout.beside == Beside::MINIMUMS)
+        copy_column(to, a.beside + first_output * a.beside_stride + group * width, a.beside_stride, outputs, width);
+    if (layout.beside == Beside::ZEROS) {
+        for (int64_t i = 0; i < outputs; i++) {
+            uint8_t zero = a.beside[(first_output + i) * a.beside_stride + group];
+            uint16_t stored = layout.encoding == Encoding::INT8 ? zero ^ 0x80 : zero;
+            std::memcpy(to + 2 * i, &stored, 2);
+        }
+    }
+}
+
 void pack_weight(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const PackQuantized*>(arguments);
     const QuantizedLayout& layout = a.layout;
-    bool is_int8 = layout.encoding == Encoding::INT8;
-    int64_t per_byte = is_int8 ? 1 : 2;
+    bool is_int8 = layout.encoding == Encoding::INT8, is_int6 = layout.encoding == Encoding::INT6;
     for (int64_t panel; (panel = team.take()) < a.panels.count();) {
         uint8_t* to = a.packed + panel * layout.panel_bytes();
         std::memset(to, 0, layout.panel_bytes());
         int64_t first_output = panel * PANEL, count = std::min<int64_t>(PANEL, a.outputs - first_output);
         for (int64_t group = 0; group < layout.groups(); group++) {
             int64_t first = group * layout.group_size, size = std::min(layout.group_size, layout.inputs - first);
-            int64_t words = layout.padded_inputs(group) / (4 * per_byte), bytes = (size + per_byte - 1) / per_byte;
+            if (int64_t factor_bytes = layout.factors_before(group)) {
+                int64_t at = first / BLOCK * 2;
+                copy_column(to, a.factors + first_output * a.factors_stride + at, a.factors_stride, count, 2);
+                if (layout.beside == Beside::MINIMUMS)
+                    copy_column(to + PANEL * 2, a.minimum_factors + first_output * a.minimum_factors_stride + at,
+                                a.minimum_factors_stride, count, 2);
+                to += factor_bytes;
+            }
+            int64_t words = layout.padded_inputs(group) * layout.bits() / 32, bytes = (size * layout.bits() + 7) / 8;
             for (int64_t word = 0; word < words; word++, to += PANEL * 4) {
                 for (int64_t i = 0; i < count; i++) {
-                    const uint8_t* row = a.values + (first_output + i) * a.values_stride + first / per_byte;
+                    const uint8_t* row = a.values + (first_output + i) * a.values_stride + first * layout.bits() / 8;
                     uint32_t codes = load_codes(row + 4 * word, bytes - 4 * word);
-                    codes = is_int8 ? codes ^ 0x80808080u : split_halves(codes);
+                    bool is_upper = is_int6 && word % 3 == 2;  // the same in both orders
+                    codes = is_int8 ? codes ^ 0x80808080u : is_upper ? codes : split_halves(codes);
                     std::memcpy(to + 4 * i, &codes, 4);
                 }
             }
-            for (int64_t i = 0; i < count; i++) {
-                float scale = a.scales[(first_output + i) * a.scales_stride + group];
-                if (layout.encoding == Encoding::E2M1) scale *= 0.5f;  // codes are twice the numbers
-                std::memcpy(to + 4 * i, &scale, 4);
-                int64_t at = (first_output + i) * a.beside_stride + group;
-                if (layout.beside == Beside::ZEROS) {
-                    uint8_t zero = ((const uint8_t*)a.beside)[at];
-                    uint16_t stored = is_int8 ? zero ^ 0x80 : zero;
-                    std::memcpy(to + PANEL * 4 + 2 * i, &stored, 2);
-                } else if (layout.beside == Beside::MINIMUMS) {
-                    std::memcpy(to + PANEL * 4 + 4 * i, (const float*)a.beside + at, 4);
-                }
-            }
+            pack_scales(a, to, first_output, count, group);
             to += layout.scale_bytes();
         }
     }
@@ -130,6 +157,16 @@ struct EmbeddingQuantized {
     QuantizedLayout layout;
 };
 
+// One of a panel's scales or minimums.
+float scale_at(ScaleType type, const uint8_t* at, int64_t output, float factor) {
+    float number;
+    switch (type) {
+        case ScaleType::FLOATS: std::memcpy(&number, at + 4 * output, 4); return number;
+        case ScaleType::HALVES: return to_float(((const fp16*)at)[output]);
+        default: return (float)((const int8_t*)at)[output] * factor;
+    }
+}
+
 template <class T>
 void embedding_quantized(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const EmbeddingQuantized<T>*>(arguments);
@@ -140,19 +177,25 @@ void embedding_quantized(const void* arguments, Team& team, int) {
         T* out = a.out + row * a.out_stride;
         bool is_known = id >= 0 && id < a.vocab;  // a step that is replayed cannot raise an error
         const uint8_t* at = a.panels + (is_known ? id / PANEL * panel_bytes : 0);
+        int64_t lane = is_known ? id % PANEL : 0;
+        float factors[2] = {};
         for (int64_t group = 0; group < layout.groups(); group++) {
             int64_t first = group * layout.group_size, size = std::min(layout.group_size, layout.inputs - first);
-            int64_t lane = is_known ? id % PANEL : 0, codes = layout.code_bytes(layout.padded_inputs(group));
-            const uint8_t* scales = at + codes;
-            float scale, minimum = 0.0f;
-            std::memcpy(&scale, scales + 4 * lane, 4);
+            if (int64_t factor_bytes = layout.factors_before(group)) {
+                for (int i = 0; i < (layout.beside == Beside::MINIMUMS ? 2 : 1); i++)
+                    factors[i] = to_float(((const fp16*)at)[PANEL * i + lane]);
+                at += factor_bytes;
+            }
+            int64_t codes = layout.code_bytes(layout.padded_inputs(group));
+            const uint8_t *scales = at + codes, *second = scales + PANEL * layout.scale_width();
+            float scale = scale_at(layout.scales, scales, lane, factors[0]), minimum = 0.0f;
             int32_t zero = layout.zero_code();
             if (layout.beside == Beside::ZEROS) {
                 uint16_t stored;
-                std::memcpy(&stored, scales + PANEL * 4 + 2 * lane, 2);
+                std::memcpy(&stored, second + 2 * lane, 2);
                 zero = stored;
             } else if (layout.beside == Beside::MINIMUMS) {
-                std::memcpy(&minimum, scales + PANEL * 4 + 4 * lane, 4);
+                minimum = scale_at(layout.scales, second, lane, factors[1]);
             }
             for (int64_t k = 0; k < size; k += 16) {
                 Ints code = layout.codes_at(at, lane, k, std::min<int64_t>(16, layout.padded_inputs(group) - k));

@@ -1,8 +1,11 @@
-// How weights of eight and four bits lie in panels of 32 outputs.
+// How weights of eight, six and four bits lie in panels of 32 outputs.
 //
-//     panel    group after group: codes, 32 scales fp32, and, where weights have them, 32 zeros int16 or 32 minimums fp32
+//     panel    block after block of 256 inputs, where scales are bytes: 32 factors fp16 of scales, and of minimums where weights
+//              have them; then, or elsewhere all along, group after group: codes, 32 scales, and 32 zeros int16 or 32 minimums
 //     codes    of 8 bits: [inputs / 4][32 outputs][4 inputs], plus 128: unsigned, as instructions want them
 //              of 4 bits: [inputs / 8][32 outputs][4 bytes]; the lower halves are the first four inputs
+//              of 6 bits, plus 32: [inputs / 16][3][32 outputs][4 bytes]; twice the lower halves, as codes of 4 bits, then the
+//              upper two bits: those of a byte are of four inputs, the lowest of the first
 #pragma once
 
 #include <algorithm>
@@ -12,13 +15,21 @@
 // Twice the numbers of e2m1's codes, plus 12.
 constexpr uint8_t E2M1_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-enum class Encoding : int64_t { INT8 = 0, INT4 = 1, E2M1 = 2 };
+// The numbers of IQ4_NL's codes (ggml's `kvalues_iq4nl`), plus 128.
+constexpr uint8_t IQ4_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
+enum class Encoding : int64_t { INT8 = 0, INT4 = 1, E2M1 = 2, INT6 = 3, IQ4 = 4 };
+
+// What scales are stored as, and minimums: fp32, fp16, or int8, which is multiplied by an fp16 factor of each 256 inputs. Those
+// products are exact in fp32, as a factor has 11 bits and a scale 8.
+enum class ScaleType : int64_t { FLOATS = 0, HALVES = 1, BYTES = 2 };
 
 // What each group has beside its scales: a code of zero of its own, or a number that is taken from each product of a code
 // and the scale.
 enum class Beside : int64_t { NOTHING = 0, ZEROS = 1, MINIMUMS = 2 };
 
 constexpr int64_t LINE = 64;
+constexpr int64_t BLOCK = 256;  // inputs that share a factor
 
 // How the panels of a weight lie in memory.
 struct QuantizedLayout {
@@ -26,6 +37,7 @@ struct QuantizedLayout {
     int64_t group_size;
     Encoding encoding;
     Beside beside;
+    ScaleType scales;
 
     int64_t groups() const { return (inputs + group_size - 1) / group_size; }
     // Codes of a group are filled up with those that multiply zeros.
@@ -36,34 +48,62 @@ struct QuantizedLayout {
     }
     // The code of zero of weights without zeros.
     int32_t zero_code() const {
-        if (encoding == Encoding::INT4) return beside == Beside::MINIMUMS ? 0 : 8;
-        return encoding == Encoding::INT8 ? 128 : 12;
+        switch (encoding) {
+            case Encoding::INT4: return beside == Beside::MINIMUMS ? 0 : 8;
+            case Encoding::INT6: return 32;
+            case Encoding::E2M1: return 12;
+            default: return 128;
+        }
     }
     // The codes of an output's inputs from `first` on, a multiple of 16, in the group whose codes start `at`: `count` of them,
     // at most 16 and a multiple of 8; the others mean nothing.
     Ints codes_at(const uint8_t* at, int64_t output, int64_t first, int64_t count) const {
-        int64_t per_word = encoding == Encoding::INT8 ? 4 : 8;
         uint8_t codes[16] = {};
-        for (int64_t i = 0; i < count; i += per_word) {
-            uint32_t word;
-            std::memcpy(&word, at + (first + i) / per_word * PANEL * 4 + output * 4, 4);
-            if (encoding == Encoding::INT8) {
-                std::memcpy(codes + i, &word, 4);
-                continue;
+        auto word_at = [&](int64_t word) {
+            uint32_t bytes;
+            std::memcpy(&bytes, at + word * PANEL * 4 + output * 4, 4);
+            return bytes;
+        };
+        if (encoding == Encoding::INT8) {
+            for (int64_t i = 0; i < count; i += 4) {
+                uint32_t four = word_at((first + i) / 4);
+                std::memcpy(codes + i, &four, 4);
             }
-            uint32_t halves[2] = {word & 0x0f0f0f0fu, (word >> 4) & 0x0f0f0f0fu};
-            std::memcpy(codes + i, halves, 8);
+        } else {
+            bool is_int6 = encoding == Encoding::INT6;
+            int64_t start = is_int6 ? first / 16 * 3 : first / 8;
+            uint32_t upper = is_int6 ? word_at(start + 2) : 0;
+            for (int64_t i = 0; i < count; i += 8, upper >>= 4) {
+                uint32_t lower = word_at(start + i / 8);
+                uint32_t eight[2] = {lower & 0x0f0f0f0fu, (lower >> 4) & 0x0f0f0f0fu};
+                eight[0] |= (upper & 0x03030303u) << 4;
+                eight[1] |= (upper & 0x0c0c0c0cu) << 2;
+                std::memcpy(codes + i, eight, 8);
+            }
         }
-        if (encoding == Encoding::E2M1)
-            for (uint8_t& code : codes) code = E2M1_CODES[code];
+        if (const uint8_t* numbers = table())
+            for (uint8_t& code : codes) code = numbers[code];
         return widen_codes(codes);
     }
-    int64_t code_bytes(int64_t codes) const { return encoding == Encoding::INT8 ? codes * PANEL : codes * PANEL / 2; }
-    int64_t scale_bytes() const {
-        return PANEL * (beside == Beside::NOTHING ? 4 : beside == Beside::ZEROS ? 6 : 8);
+    // What the codes of four bits stand for; null: for themselves.
+    const uint8_t* table() const {
+        return encoding == Encoding::E2M1 ? E2M1_CODES : encoding == Encoding::IQ4 ? IQ4_CODES : nullptr;
     }
+    int64_t bits() const { return encoding == Encoding::INT8 ? 8 : encoding == Encoding::INT6 ? 6 : 4; }
+    int64_t code_bytes(int64_t codes) const { return codes * bits() * (PANEL / 8); }
+    int64_t scale_width() const { return scales == ScaleType::FLOATS ? 4 : scales == ScaleType::HALVES ? 2 : 1; }
+    int64_t scale_bytes() const {
+        int64_t beside_width = beside == Beside::NOTHING ? 0 : beside == Beside::ZEROS ? 2 : scale_width();
+        return PANEL * (scale_width() + beside_width);
+    }
+    int64_t factor_bytes() const {
+        return scales == ScaleType::BYTES ? PANEL * (beside == Beside::MINIMUMS ? 4 : 2) : 0;
+    }
+    // Bytes of factors before a group.
+    int64_t factors_before(int64_t group) const { return group * group_size % BLOCK == 0 ? factor_bytes() : 0; }
     int64_t panel_bytes() const {
-        int64_t last = groups() - 1;
-        return last * code_bytes(padded_inputs(0)) + code_bytes(padded_inputs(last)) + groups() * scale_bytes();
+        int64_t last = groups() - 1, blocks = (inputs + BLOCK - 1) / BLOCK;
+        return last * code_bytes(padded_inputs(0)) + code_bytes(padded_inputs(last)) + groups() * scale_bytes() +
+               blocks * factor_bytes();
     }
 };

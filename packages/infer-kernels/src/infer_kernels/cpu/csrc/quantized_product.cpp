@@ -1,101 +1,78 @@
-// The product of up to 32 rows of eight bits with a panel of eight or four bits (see quantized.h).
+// The product of up to 32 rows of eight bits with a panel of eight, six or four bits (see quantized.h).
 #include "amx.h"
 #include "quantized.h"
+#include "quantized_words.h"
 
 namespace {
 
 constexpr int MOST_ROWS = SUMS / NARROW;  // whose sums stay in registers
 constexpr int64_t TILED_ROWS = 8;         // from so many rows on, matrix instructions are faster where a CPU has them
 
-// Adds four products to each sum: unsigned bytes of four inputs for sixteen outputs, and the four signed inputs of a row. Where no
-// instruction does that, as numbers of 16 bits: those of the bytes 0 and 2 of each word, then of 1 and 3.
-inline Ints add_bytes(Ints sum, Words weights, uint32_t inputs) {
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32((int)inputs));
-#elif defined(__AVX512BW__)
-    __m512i four = _mm512_set1_epi32((int)inputs), bytes = (__m512i)weights;
-    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8), odd = _mm512_srai_epi16(four, 8);
-    sum += (Ints)_mm512_madd_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), even);
-    return sum + (Ints)_mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), odd);
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-    __m256i four = _mm256_set1_epi32((int)inputs);
-    constexpr int PARTS = Ints::PARTS;
-    FOR_PARTS(sum.parts[i] =
-                  (Ints::Part)_mm256_dpbusd_avx_epi32((__m256i)sum.parts[i], (__m256i)weights.parts[i], four));
-    return sum;
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-    __m256i four = _mm256_set1_epi32((int)inputs), mask = _mm256_set1_epi16(0xff);
-    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
-    constexpr int PARTS = Ints::PARTS;
-    FOR_PARTS(__m256i bytes = (__m256i)weights.parts[i];
-              sum.parts[i] += (Ints::Part)_mm256_madd_epi16(_mm256_and_si256(bytes, mask), even);
-              sum.parts[i] += (Ints::Part)_mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), odd));
-    return sum;
-#else
-    for (int i = 0; i < 4; i++) sum += (Ints)((weights >> 8 * i) & 0xff) * (int32_t)(int8_t)(inputs >> 8 * i);
-    return sum;
-#endif
-}
-
-// The bytes that are multiplied, of codes in the lower halves of bytes.
-template <Encoding ENCODING>
-inline Words decode_halves(Words halves) {
-    if constexpr (ENCODING == Encoding::E2M1) {
-#if defined(__AVX512BW__)
-        __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)E2M1_CODES));
-        return (Words)_mm512_shuffle_epi8(table, (__m512i)halves);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-        __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_CODES));
-        constexpr int PARTS = Words::PARTS;
-        FOR_PARTS(halves.parts[i] = (Words::Part)_mm256_shuffle_epi8(table, (__m256i)halves.parts[i]));
-#else
-        uint8_t bytes[64];
-        std::memcpy(bytes, &halves, 64);
-        for (uint8_t& byte : bytes) byte = E2M1_CODES[byte];
-        std::memcpy(&halves, bytes, 64);
-#endif
-    }
-    return halves;
-}
-
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 #define HAS_SHORT_SUMS 1
-// Steps of eight inputs whose products fit sums of 16 bits, as codes of four bits are at most 15, or 24.
+// Steps whose products fit sums of 16 bits, as codes are at most 15, 24, or 63; 0: one alone may not.
 template <Encoding ENCODING>
-constexpr int SHORT_STEPS = ENCODING == Encoding::INT4 ? 4 : 2;
+constexpr int SHORT_STEPS = ENCODING == Encoding::INT4   ? 4
+                            : ENCODING == Encoding::E2M1 ? 2
+                            : ENCODING == Encoding::INT6 ? 1
+                                                         : 0;
+// Steps of a call.
+template <Encoding ENCODING>
+constexpr int CALL_STEPS = SHORT_STEPS<ENCODING> < UNIT<ENCODING> ? UNIT<ENCODING> : SHORT_STEPS<ENCODING>;
 
-// Adds the products of a few steps with codes of four bits. Sums of 16 bits, of two products each, take half the instructions.
+// Adds the products of at most CALL_STEPS steps. Sums of 16 bits, of two products each, take half the instructions.
 template <Encoding ENCODING, int ROWS>
 [[gnu::always_inline]] inline void add_short_steps(Ints (&sums)[ROWS][NARROW], const uint8_t* panel, const int8_t* at,
                                                    int64_t stride, int64_t steps) {
     constexpr int PARTS = Words::PARTS;
+    if constexpr (UNIT<ENCODING> > 1) steps = UNIT<ENCODING>;  // groups are whole units
+    const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
     for (int vector = 0; vector < NARROW; vector++) {
-        Sixteen<int32_t> pairs[ROWS] = {};
-        for (int64_t step = 0; step < steps; step++) {
-            Words codes = load_vector<Words>(panel + step * 128 + 64 * vector);
-            Words first = decode_halves<ENCODING>(codes & 0x0f0f0f0fu);
-            Words second = decode_halves<ENCODING>((codes >> 4) & 0x0f0f0f0fu);
+#pragma GCC unroll 2
+        for (int64_t from = 0; from < steps; from += SHORT_STEPS<ENCODING>) {
+            Sixteen<int32_t> pairs[ROWS] = {};
+            int64_t end = std::min<int64_t>(from + SHORT_STEPS<ENCODING>, steps);
+            for (int64_t step = from; step < end; step++) {
+                Words first = load_word<ENCODING>(panel, 2 * step, vector);
+                Words second = load_word<ENCODING>(panel, 2 * step + 1, vector);
 #pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) {
-                int32_t inputs[2];
-                std::memcpy(inputs, at + row * stride + step * 8, 8);
-                auto add = [&](__m256i sum, Words::Part weights, int32_t four) {
-                    return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four)));
-                };
-                FOR_PARTS(__m256i sum = add((__m256i)pairs[row].parts[i], first.parts[i], inputs[0]);
-                          pairs[row].parts[i] = (Ints::Part)add(sum, second.parts[i], inputs[1]));
+                for (int row = 0; row < ROWS; row++) {
+                    int32_t inputs[2];
+                    std::memcpy(inputs, at + row * stride + step * 8, 8);
+                    auto add = [&](__m256i sum, Words::Part weights, int32_t four) {
+                        return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four)));
+                    };
+                    FOR_PARTS(__m256i sum = add((__m256i)pairs[row].parts[i], first.parts[i], inputs[0]);
+                              pairs[row].parts[i] = (Ints::Part)add(sum, second.parts[i], inputs[1]));
+                }
             }
-        }
-        const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 12
-        for (int row = 0; row < ROWS; row++)
-            FOR_PARTS(sums[row][vector].parts[i] += (Ints::Part)_mm256_madd_epi16((__m256i)pairs[row].parts[i], ones));
+            for (int row = 0; row < ROWS; row++)
+                FOR_PARTS(sums[row][vector].parts[i] +=
+                          (Ints::Part)_mm256_madd_epi16((__m256i)pairs[row].parts[i], ones));
+        }
     }
 }
 #else
 #define HAS_SHORT_SUMS 0
 #endif
+
+// What the scales and minimums of a block are multiplied by, where they are bytes.
+struct BlockFactors {
+    Floats scales[2];
+    Floats minimums[2];
+
+    // Reads those before a group, if there are any. Returns where the group's codes are.
+    const uint8_t* read(const QuantizedLayout& layout, int64_t group, const uint8_t* at) {
+        int64_t bytes = layout.factors_before(group);
+        if (bytes == 0) return at;
+        for (int i = 0; i < 2; i++) scales[i] = load16((const fp16*)at + 16 * i);
+        if (layout.beside == Beside::MINIMUMS)
+            for (int i = 0; i < 2; i++) minimums[i] = load16((const fp16*)at + PANEL + 16 * i);
+        return at + bytes;
+    }
+};
 
 // What follows a group's codes.
 struct GroupScales {
@@ -105,13 +82,24 @@ struct GroupScales {
     Beside beside;
     int32_t zero_code;
 
-    GroupScales(const QuantizedLayout& layout, const uint8_t* at) : beside(layout.beside), zero_code(layout.zero_code()) {
-        const uint8_t* second = at + PANEL * 4;
-        for (int i = 0; i < 2; i++) scales[i] = load16((const float*)at + 16 * i);
+    GroupScales(const QuantizedLayout& layout, const uint8_t* at, const BlockFactors& factors)
+        : beside(layout.beside), zero_code(layout.zero_code()) {
+        read_scales(layout.scales, at, factors.scales, scales);
+        const uint8_t* second = at + PANEL * layout.scale_width();
         if (beside == Beside::ZEROS)
             for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(second + 32 * i));
-        if (beside == Beside::MINIMUMS)
-            for (int i = 0; i < 2; i++) minimums[i] = load16((const float*)second + 16 * i);
+        if (beside == Beside::MINIMUMS) read_scales(layout.scales, second, factors.minimums, minimums);
+    }
+
+    static void read_scales(ScaleType type, const uint8_t* at, const Floats (&factors)[2], Floats (&to)[2]) {
+        for (int i = 0; i < 2; i++) {
+            if (type == ScaleType::FLOATS)
+                to[i] = load16((const float*)at + 16 * i);
+            else if (type == ScaleType::HALVES)
+                to[i] = load16((const fp16*)at + 16 * i);
+            else
+                to[i] = load16((const int8_t*)at + 16 * i) * factors[i];
+        }
     }
 
     // Adds a group's sums times their scales, and takes the sum of inputs times their minimums.
@@ -140,13 +128,7 @@ struct OutliersLeft {
         for (; at < end && at->word < last_word; at++) {
             int64_t word = at->word - first_word;
             for (int i = 0; i < NARROW; i++) {
-                Words weights;
-                if constexpr (ENCODING == Encoding::INT8) {
-                    weights = load_vector<Words>(codes + word * PANEL * 4 + 64 * i);
-                } else {
-                    weights = load_vector<Words>(codes + word / 2 * PANEL * 4 + 64 * i) >> (int)(4 * (word % 2));
-                    weights = decode_halves<ENCODING>(weights & 0x0f0f0f0fu);
-                }
+                Words weights = load_word<ENCODING>(codes, word, i);
                 products[0][i] = add_bytes(products[0][i], weights, at->digits[0]);
                 if (at->digits[1]) products[1][i] = add_bytes(products[1][i], weights, at->digits[1]);
             }
@@ -165,7 +147,9 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
     OutliersLeft outliers[ROWS];
     bool any_outliers = false;
     for (int row = 0; row < ROWS; row++) any_outliers |= (outliers[row] = {x, first_row + row}).at < outliers[row].end;
+    BlockFactors factors;
     for (int64_t group = 0; group < groups; group++) {
+        panel = factors.read(layout, group, panel);
         Ints sums[CHAINS][ROWS][NARROW] = {};
         if (any_outliers) {
 #pragma GCC unroll 12
@@ -182,40 +166,35 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
             }
         };
         int64_t steps = layout.padded_inputs(group) / 8;
+        auto ask = [&](int64_t bytes) {
+            if (!next) return;
+            for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+            next += bytes;
+        };
 #if HAS_SHORT_SUMS
-        if constexpr (ENCODING != Encoding::INT8) {
-            for (; steps > 0; steps -= SHORT_STEPS<ENCODING>, at += 8 * SHORT_STEPS<ENCODING>) {
-                int64_t taken = std::min<int64_t>(steps, SHORT_STEPS<ENCODING>);
+        if constexpr (SHORT_STEPS<ENCODING> > 0) {
+            constexpr int64_t CALL = CALL_STEPS<ENCODING>;
+            for (; steps > 0; steps -= CALL, at += 8 * CALL) {
+                int64_t taken = std::min(steps, CALL), bytes = taken * UNIT_BYTES<ENCODING> / UNIT<ENCODING>;
                 add_short_steps<ENCODING>(sums[0], panel, at, x.stride, taken);
-                panel += 128 * taken;
-                if (next)
-                    for (int64_t i = 0; i < 2 * taken; i++, next += 64) __builtin_prefetch(next, 0, 2);
+                panel += bytes;
+                ask(bytes);
             }
         }
 #endif
-        for (int64_t step = 0; step < steps; step++, at += 8) {
-            Words first[NARROW], second[NARROW];
-            if constexpr (ENCODING == Encoding::INT8) {
-                for (int i = 0; i < NARROW; i++) first[i] = load_vector<Words>(panel + 64 * i);
-                for (int i = 0; i < NARROW; i++) second[i] = load_vector<Words>(panel + 128 + 64 * i);
-                panel += 256;
-            } else {
-                for (int i = 0; i < NARROW; i++) {
-                    Words pairs = load_vector<Words>(panel + 64 * i);
-                    first[i] = decode_halves<ENCODING>(pairs & 0x0f0f0f0fu);
-                    second[i] = decode_halves<ENCODING>((pairs >> 4) & 0x0f0f0f0fu);
-                }
-                panel += 128;
+        for (; steps > 0; steps -= UNIT<ENCODING>) {
+            ask(UNIT_BYTES<ENCODING>);
+#pragma GCC unroll 2
+            for (int step = 0; step < UNIT<ENCODING>; step++, at += 8) {
+                Words first[NARROW], second[NARROW];
+                for (int i = 0; i < NARROW; i++) first[i] = load_word<ENCODING>(panel, 2 * step, i);
+                for (int i = 0; i < NARROW; i++) second[i] = load_word<ENCODING>(panel, 2 * step + 1, i);
+                add(0, first, 0);
+                add(CHAINS - 1, second, 4);
             }
-            if (next) {
-                constexpr int LINES = ENCODING == Encoding::INT8 ? 4 : 2;
-                for (int i = 0; i < LINES; i++) __builtin_prefetch(next + 64 * i, 0, 2);
-                next += 64 * LINES;
-            }
-            add(0, first, 0);
-            add(CHAINS - 1, second, 4);
+            panel += UNIT_BYTES<ENCODING>;
         }
-        GroupScales scales(layout, panel);
+        GroupScales scales(layout, panel, factors);
         panel += layout.scale_bytes();
         for (int row = 0; row < ROWS; row++) {
             int32_t x_sum = x.sums[(first_row + row) * groups + group];
@@ -249,6 +228,7 @@ template <Encoding ENCODING>
 void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
                     int64_t first_row, int64_t rows, float* out) {
     constexpr int64_t UNPACKED = 64 * PANEL;  // bytes of the codes of 64 inputs
+    constexpr int64_t BYTES = 8 / UNIT<ENCODING> * UNIT_BYTES<ENCODING>;  // as they are packed
     alignas(64) uint8_t unpacked[UNPACKED];
     alignas(64) int32_t sums[4][16 * 16];
     alignas(64) float totals[MOST_QUANTIZED_ROWS * PANEL];
@@ -257,8 +237,10 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
     int64_t groups = layout.groups();
     bool has_second = rows > 16;
     const int8_t* inputs = x.codes + first_row * x.stride;
+    BlockFactors factors;
     for (int64_t group = 0; group < groups; group++) {
         const int8_t* at = inputs + group * layout.group_size;
+        panel = factors.read(layout, group, panel);
         const uint8_t* group_codes = panel;
         _tile_zero(0);
         _tile_zero(1);
@@ -269,17 +251,13 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
             if constexpr (ENCODING == Encoding::INT8) {
                 panel += UNPACKED;
             } else {
-#pragma GCC unroll 4
-                for (int64_t i = 0; i < UNPACKED / 2; i += 128) {
-                    for (int part = 0; part < 128; part += 64) {
-                        Words pairs = load_vector<Words>(panel + i + part);
-                        store_vector(unpacked + 2 * i + part, decode_halves<ENCODING>(pairs & 0x0f0f0f0fu));
-                        store_vector(unpacked + 2 * i + 128 + part, decode_halves<ENCODING>((pairs >> 4) & 0x0f0f0f0fu));
-                    }
-                }
+#pragma GCC unroll 8
+                for (int word = 0; word < 16; word++)
+                    for (int vector = 0; vector < NARROW; vector++)
+                        store_vector(unpacked + 128 * word + 64 * vector, load_word<ENCODING>(panel, word, vector));
                 wait_for_stores();
                 codes = unpacked;
-                panel += UNPACKED / 2;
+                panel += BYTES;
             }
             _tile_loadd(4, at, x.stride);
             _tile_loadd(6, codes, 128);
@@ -292,7 +270,6 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
                 _tile_dpbsud(3, 5, 7);
             }
             if (next) {
-                constexpr int64_t BYTES = ENCODING == Encoding::INT8 ? UNPACKED : UNPACKED / 2;
                 for (int64_t i = 0; i < BYTES; i += 64) __builtin_prefetch(next + i, 0, 2);
                 next += BYTES;
             }
@@ -303,7 +280,7 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
             _tile_stored(2, sums[2], 64);
             _tile_stored(3, sums[3], 64);
         }
-        GroupScales scales(layout, panel);
+        GroupScales scales(layout, panel, factors);
         panel += layout.scale_bytes();
         bool is_first = group == 0, is_last = group == groups - 1;
         for (int64_t row = 0; row < rows; row++) {
@@ -345,6 +322,8 @@ void multiply_quantized(const QuantizedLayout& layout, const uint8_t* panel, con
         case Encoding::INT8: return multiply<Encoding::INT8>(layout, panel, next, x, first_row, rows, sums);
         case Encoding::INT4: return multiply<Encoding::INT4>(layout, panel, next, x, first_row, rows, sums);
         case Encoding::E2M1: return multiply<Encoding::E2M1>(layout, panel, next, x, first_row, rows, sums);
+        case Encoding::INT6: return multiply<Encoding::INT6>(layout, panel, next, x, first_row, rows, sums);
+        case Encoding::IQ4: return multiply<Encoding::IQ4>(layout, panel, next, x, first_row, rows, sums);
     }
 }
 

@@ -1,4 +1,4 @@
-"""Weights of four and eight bits on a CPU: arguments as the C++ structs of `csrc/linear_quantized.cpp`. Unchecked."""
+"""Weights of four to eight bits on a CPU: arguments as the C++ structs of `csrc/linear_quantized.cpp`. Unchecked."""
 
 from struct import Struct
 from typing import TypeVar
@@ -13,6 +13,7 @@ from infer_kernels.cpu.packed_weight import (
     ENCODINGS,
     LAYOUT,
     PANEL,
+    SCALES,
     PackedQuantizedExperts,
     PackedQuantizedWeight,
     QuantizedPanels,
@@ -20,13 +21,15 @@ from infer_kernels.cpu.packed_weight import (
 )
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.cpu import flat_rows
-from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+from infer_kernels.quantization.encodings import FACTOR_INPUTS, Encoding
+from infer_kernels.quantization.packed_codes import SIXES
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 Packed = TypeVar("Packed", bound=QuantizedPanels)
 _LINE = 64
-_SCALE_BYTES = {BESIDE["nothing"]: 4, BESIDE["zeros"]: 6, BESIDE["minimums"]: 8}
-"""Bytes of an output's scale and of what a group has beside it."""
-_PACK = Struct("PPqPqPqq" + LAYOUT)
+_BITS: dict[Encoding, int] = {"int8": 8, "int6": 6}
+"""Bits of a code; other encodings have four."""
+_PACK = Struct("PPqPqPqPqPqq" + LAYOUT)
 _LINEAR = Struct("PqPqPPq" + LAYOUT)
 
 
@@ -35,7 +38,9 @@ def can_pack(encoding: Encoding, *, group_size: int, in_features: int) -> bool:
 
     Sums of a row of more inputs than 2**16 may be too large for 32 bits.
     """
-    return encoding in ENCODINGS and (group_size >= in_features or group_size % 8 == 0) and in_features <= 1 << 16
+    unit = SIXES if encoding == "int6" else 8
+    is_whole = group_size % unit == 0 and (in_features % unit == 0 or unit == 8)
+    return encoding in ENCODINGS and (group_size >= in_features or is_whole) and in_features <= 1 << 16
 
 
 def pack(weight: QuantizedWeight) -> PackedQuantizedWeight:
@@ -81,6 +86,7 @@ def _describe(kind: type[Packed], panels: Tensor, weight: QuantizedWeight) -> Pa
         encoding=weight.encoding,
         group_size=weight.group_size,
         beside=_beside(weight),
+        scales=SCALES[_scale_dtype(weight)],
     )
 
 
@@ -91,14 +97,18 @@ def _empty_panels(weight: QuantizedWeight, *rows: int) -> Tensor:
 
 
 def _panel_bytes(weight: QuantizedWeight) -> int:
-    """Return the bytes of a panel: `QuantizedLayout::panel_bytes` in `csrc/quantized.h`."""
+    """Return the bytes of a panel: `QuantizedLayout::panel_bytes` in `csrc/quantized_layout.h`."""
     inputs, group_size = weight.in_features, weight.group_size
     groups = cdiv(inputs, group_size)
     step = _LINE if groups == 1 or group_size % _LINE == 0 else 8
     last = inputs - (groups - 1) * group_size
     padded = (groups - 1) * cdiv(min(group_size, inputs), step) * step + cdiv(last, step) * step
-    code_bytes = padded * PANEL // (1 if weight.encoding == "int8" else 2)
-    return code_bytes + groups * PANEL * _SCALE_BYTES[_beside(weight)]
+    bits = _BITS.get(weight.encoding, 4)
+    scale_bytes, beside = _scale_dtype(weight).itemsize, _beside(weight)
+    beside_bytes = {BESIDE["nothing"]: 0, BESIDE["zeros"]: 2, BESIDE["minimums"]: scale_bytes}[beside]
+    factors = (weight.scale_factors, weight.minimum_factors)
+    factor_bytes = sum(2 * cdiv(inputs, FACTOR_INPUTS) for each in factors if each is not None)
+    return PANEL * (padded * bits // 8 + groups * (scale_bytes + beside_bytes) + factor_bytes)
 
 
 def _beside(weight: QuantizedWeight) -> int:
@@ -108,25 +118,31 @@ def _beside(weight: QuantizedWeight) -> int:
     return BESIDE["nothing" if weight.zeros is None else "zeros"]
 
 
+def _scale_dtype(weight: QuantizedWeight) -> torch.dtype:
+    """Return the dtype of scales in panels: fp32 of encodings whose scales are bytes without a factor."""
+    return weight.scales.dtype if weight.scales.dtype in SCALES else torch.float32
+
+
 def _pack_into(panels: Tensor, weight: QuantizedWeight) -> None:
-    values, scales, beside = (
+    scales = weight.scale_numbers if weight.scales.dtype not in SCALES else weight.scales
+    beside = weight.zeros if weight.minimums is None else weight.minimums
+    tensors = [
         each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous()
-        for each in (weight.values, weight.scale_numbers, weight.zeros if weight.minimums is None else weight.minimums)
-    )
-    assert values is not None
-    assert scales is not None
+        for each in (weight.values, scales, beside, weight.scale_factors, weight.minimum_factors)
+    ]
+    places = [
+        place
+        for each in tensors
+        for place in ((0, 0) if each is None else (each.data_ptr(), each.stride(0) * each.element_size()))
+    ]
     arguments = _PACK.pack(
         panels.data_ptr(),
-        values.data_ptr(),
-        values.stride(0),
-        scales.data_ptr(),
-        scales.stride(0),
-        0 if beside is None else beside.data_ptr(),
-        0 if beside is None else beside.stride(0),
+        *places,
         weight.out_features,
         weight.in_features,
         weight.group_size,
         ENCODINGS[weight.encoding],
         _beside(weight),
+        SCALES[_scale_dtype(weight)],
     )
     run("pack_quantized", None, len(panels), arguments, work=panels.numel())

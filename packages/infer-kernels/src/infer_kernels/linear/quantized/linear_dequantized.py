@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from infer_kernels.embedding import embedding_quantized_triton
-from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
+from infer_kernels.quantization.encodings import TILED
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 LEAST_ROWS = 1024
 """Rows of x from which on a weight is dequantized once."""

@@ -1,4 +1,4 @@
-"""Dense layers whose weights have four or eight bits: which kernel multiplies.
+"""Dense layers whose weights have four to eight bits: which kernel multiplies.
 
     CPU, packed by `prepack`             C++; inputs are quantized to int8 row by row (`quantization.quantized_rows`)
     CUDA, fp8, capability 8.9 or more    Triton; inputs are quantized to fp8 row by row (`linear_fp8`)
@@ -29,7 +29,8 @@ from infer_kernels.linear.quantized.linear_dequantized import linear_dequantized
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.linear.quantized.linear_fp8_library import linear_fp8_library, takes_library_fp8
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch, linear_quantized_triton
-from infer_kernels.quantization.quantized_weight import Encoding, QuantizedWeight
+from infer_kernels.quantization.encodings import Encoding
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.tile_microscaled import tile_microscaled
 
 Packed = TypeVar("Packed")
@@ -88,6 +89,7 @@ def has_quantized_kernel(
     group_size: int | None,
     in_features: int,
     has_minimums: bool = False,
+    scale_dtype: torch.dtype = torch.float32,
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> bool:
@@ -98,13 +100,15 @@ def has_quantized_kernel(
         group_size: inputs that share a scale; None: all of a row.
         in_features: inputs.
         has_minimums: each group has a minimum.
+        scale_dtype: dtype of scales and minimums, but of encodings that have another.
         device: where it would be.
         dtype: dtype of the inputs; None: any.
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:
-        knows_minimums = encoding in ("int4", "int8")
-        return (knows_minimums or not has_minimums) and (group_size % 16 == 0 or group_size >= in_features)
+        is_known = encoding in ("int4", "int8") or not (has_minimums or encoding in ("int6", "iq4"))
+        is_known = is_known and scale_dtype == torch.float32
+        return is_known and (group_size % 16 == 0 or group_size >= in_features)
     return _has_panels(device, dtype) and cpu_quantized.can_pack(
         encoding, group_size=group_size, in_features=in_features
     )

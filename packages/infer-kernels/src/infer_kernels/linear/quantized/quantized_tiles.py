@@ -6,7 +6,8 @@ import torch
 
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.quantization.quantized_weight import TILED, QuantizedWeight
+from infer_kernels.quantization.encodings import TILED
+from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _INVARIANT_ROWS = 64
 """Rows of a tile where bits must not depend on how many there are."""

@@ -1,90 +1,91 @@
-"""Takes the blocks of quantized GGUF tensors apart, into codes and their scales.
+"""Takes the blocks of quantized GGUF tensors apart, into the codes and scales of a `QuantizedWeight`.
 
-    w[i] = code[i] * scale[group of i] - minimum[group of i]
+    type     as      numbers of codes   group   scales                minimums
+    Q4_0     int4    -8 to 7            32      d
+    Q4_1     int4    0 to 15            32      d                     -m
+    Q5_0     int6    -16 to 15          32      d
+    Q5_1     int6    0 to 31            32      d                     -m
+    Q8_0     int8    -128 to 127        32      d
+    Q2_K     int4    0 to 3             16      four bits, times d    four bits, times dmin
+    Q3_K     int4    -4 to 3            16      six bits less 32, times d
+    Q4_K     int4    0 to 15            32      six bits, times d     six bits, times dmin
+    Q5_K     int6    0 to 31            32      likewise              likewise
+    Q6_K     int6    -32 to 31          16      eight bits, times d
+    IQ4_NL   iq4     -127 to 113        32      d
+    IQ4_XS   iq4     -127 to 113        32      six bits less 32, times d
+    MXFP4    mxfp4   e2m1               32      a power of two
 
-    type     codes          group   scales, minimums
-    Q4_0     -8 to 7        32      d
-    Q4_1     0 to 15        32      d, -m
-    Q5_0     -16 to 15      32      d
-    Q5_1     0 to 31        32      d, -m
-    Q8_0     -128 to 127    32      d
-    Q2_K     0 to 3         16      d * four bits, dmin * four bits
-    Q3_K     -4 to 3        16      d * six bits, less 32
-    Q4_K     0 to 15        32      d * six bits, dmin * six bits
-    Q5_K     0 to 31        32      likewise
-    Q6_K     -32 to 31      16      d * eight bits
-    IQ4_NL   16 of -127..113  32    d
-    IQ4_XS   likewise       32      d * six bits, less 32
-    MXFP4    -12 to 12      32      half a power of two: codes are twice the numbers of e2m1
-
-d, m and dmin are fp16. Products of them are rounded to fp32 once, as in the `gguf` package, whose numbers these are bit
-for bit. The layouts are of ggml's `ggml-common.h`.
+d, m and dmin are fp16. The weights' numbers are those of the `gguf` package, bit for bit. The layouts are of ggml's
+`ggml-common.h`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from infer_kernels import QuantizedWeight
+from infer_kernels.quantization import INT4_ZERO, INT6_ZERO, Encoding, pack_pairs, pack_sixes, unpack_pairs
 from infer_models.gguf.block_types import QUANTIZED
 
-_IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the 16 codes of IQ4_NL and IQ4_XS stand for."""
-_E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _HALVES = (0, 4)
 _QUARTERS = (0, 2, 4, 6)
 _BITS = tuple(range(8))
+_PLUS_32 = 0xAAAAAAAA - (1 << 32)
+"""Upper bits of sixteen codes of six bits that are 32 more than without it, as int32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCodes:
-    """Numbers of quantized blocks.
-
-    Attributes:
-        codes: int8 [..., numbers].
-        scales: fp32 [..., groups].
-        minimums: fp32 [..., groups], which products of codes and scales are lessened by; None: they are 0.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    minimums: Tensor | None = None
-
-    @property
-    def group_size(self) -> int:
-        """Numbers that share a scale."""
-        return self.codes.shape[-1] // self.scales.shape[-1]
-
-    def dequantize(self) -> Tensor:
-        """Return the numbers, fp32 [..., numbers]."""
-        codes = self.codes.view(*self.scales.shape, self.group_size).float()
-        numbers = codes * self.scales.unsqueeze(-1)
-        if self.minimums is not None:
-            numbers -= self.minimums.unsqueeze(-1)
-        return numbers.flatten(-2)
-
-
-def read_codes(kind: str, data: Tensor) -> BlockCodes:
-    """Return the codes of tensors of one of the types of `QUANTIZED`.
+def read_blocks(kind: str, data: Tensor) -> QuantizedWeight:
+    """Return the weight [rows, numbers of a row] whose blocks `data` are, in order of rows.
 
     Args:
-        kind: name of the type.
+        kind: name of one of the types of `QUANTIZED`.
         data: uint8 [rows, bytes of a row], whole blocks.
     """
     of = QUANTIZED[kind]
-    found = _READERS[kind](data.reshape(-1, of.num_bytes))
-    return BlockCodes(
-        codes=found.codes.reshape(len(data), -1),
-        scales=found.scales.reshape(len(data), -1),
-        minimums=None if found.minimums is None else found.minimums.reshape(len(data), -1),
+    rows, row_bytes = data.shape
+    blocks = _READERS[kind](data.reshape(-1, of.num_bytes))
+    by_row = blocks.map_rows(lambda tensor: tensor.reshape(rows, -1))
+    return replace(by_row, in_features=row_bytes // of.num_bytes * of.numbers)
+
+
+def _weight(
+    encoding: Encoding,
+    values: Tensor,
+    scales: Tensor,
+    *,
+    minimums: Tensor | None = None,
+    factors: Tensor | None = None,
+    minimum_factors: Tensor | None = None,
+) -> QuantizedWeight:
+    """Return a weight of a block a row, whose `in_features` are not known yet.
+
+    Args:
+        encoding: encoding of the weight.
+        values: [blocks, bytes of their codes].
+        scales: [blocks, groups].
+        minimums: likewise.
+        factors: [blocks, 1], of scales that are int8.
+        minimum_factors: likewise, of minimums.
+    """
+    bits = {"int8": 8, "int6": 6}.get(encoding, 4)
+    return QuantizedWeight(
+        encoding=encoding,
+        values=values,
+        scales=scales,
+        minimums=minimums,
+        scale_factors=factors,
+        minimum_factors=minimum_factors,
+        in_features=0,
+        group_size=values.shape[-1] * 8 // bits // scales.shape[-1],
     )
 
 
 def _float16(data: Tensor) -> Tensor:
-    """Return fp16 numbers of two bytes each, [blocks, 2 * numbers], as fp32."""
-    return data.contiguous().view(torch.float16).float()
+    """Return fp16 numbers of two bytes each, [blocks, 2 * numbers]."""
+    return data.contiguous().view(torch.float16)
 
 
 def _parts(data: Tensor, shifts: tuple[int, ...], bits: int) -> Tensor:
@@ -95,7 +96,31 @@ def _parts(data: Tensor, shifts: tuple[int, ...], bits: int) -> Tensor:
 
 def _pairs(data: Tensor, size: int) -> Tensor:
     """Return codes of four bits of data [blocks, bytes]: of each `size` bytes the lower halves, then the upper ones."""
-    return _parts(data.reshape(len(data), -1, size), _HALVES, 4).flatten(1)
+    return unpack_pairs(_halves(data, size))
+
+
+def _halves(data: Tensor, size: int) -> Tensor:
+    """Return the codes of `_pairs` two a byte, as int4 has them, uint8 [blocks, bytes]; eight bytes at once."""
+    words = data.contiguous().view(torch.int64).view(len(data), -1, 1, size // 8)
+    halves = torch.cat([words, words >> 4], dim=2) & 0x0F0F0F0F0F0F0F0F
+    return (halves | halves >> 4).view(torch.int16).to(torch.uint8).flatten(1)  # a pair in the lower byte of two
+
+
+def _sixes(halves: Tensor, upper: Tensor, *, shifts: tuple[int, ...], mask: int, more: int = 0) -> Tensor:
+    """Return codes of six bits, as int6 has them, uint8 [blocks, bytes].
+
+    Args:
+        halves: their lower four bits, as of `_halves`.
+        upper: bytes that have the upper bits of codes 32 apart, [blocks, 32 * parts].
+        shifts: where in a byte they are, in order of the codes.
+        mask: bits of a code, in each byte of a word of 32 bits.
+        more: what is added to a word of sixteen pairs of upper bits.
+    """
+    words = upper.contiguous().view(torch.int32).view(len(upper), -1, 1, 2, 4)
+    by_code = words >> torch.tensor(shifts, dtype=torch.int32).view(-1, 1, 1) & mask
+    units = (by_code << torch.tensor(_QUARTERS, dtype=torch.int32)).sum(dim=-1, dtype=torch.int32) + more
+    lower = halves.view(torch.int32).view(len(halves), -1, 2)
+    return torch.cat([lower, units.view(len(halves), -1, 1)], dim=-1).view(torch.uint8).flatten(1)
 
 
 def _fifth_bits(data: Tensor) -> Tensor:
@@ -103,104 +128,103 @@ def _fifth_bits(data: Tensor) -> Tensor:
     return _parts(data.unsqueeze(-1), _BITS, 1).flatten(1) << 4
 
 
-def _q4_0(data: Tensor) -> BlockCodes:
-    return BlockCodes(codes=_pairs(data[:, 2:], 16).to(torch.int8) - 8, scales=_float16(data[:, :2]))
+def _q4_0(data: Tensor) -> QuantizedWeight:
+    return _weight("int4", _halves(data[:, 2:], 16), _float16(data[:, :2]))
 
 
-def _q4_1(data: Tensor) -> BlockCodes:
-    return BlockCodes(
-        codes=_pairs(data[:, 4:], 16).to(torch.int8), scales=_float16(data[:, :2]), minimums=-_float16(data[:, 2:4])
-    )
+def _q4_1(data: Tensor) -> QuantizedWeight:
+    return _weight("int4", _halves(data[:, 4:], 16), _float16(data[:, :2]), minimums=-_float16(data[:, 2:4]))
 
 
-def _q5_0(data: Tensor) -> BlockCodes:
-    codes = (_pairs(data[:, 6:], 16) | _fifth_bits(data[:, 2:6])).to(torch.int8) - 16
-    return BlockCodes(codes=codes, scales=_float16(data[:, :2]))
+def _q5_0(data: Tensor) -> QuantizedWeight:
+    codes = _pairs(data[:, 6:], 16) | _fifth_bits(data[:, 2:6])
+    return _weight("int6", pack_sixes(codes + (INT6_ZERO - 16)), _float16(data[:, :2]))
 
 
-def _q5_1(data: Tensor) -> BlockCodes:
-    codes = (_pairs(data[:, 8:], 16) | _fifth_bits(data[:, 4:8])).to(torch.int8)
-    return BlockCodes(codes=codes, scales=_float16(data[:, :2]), minimums=-_float16(data[:, 2:4]))
+def _q5_1(data: Tensor) -> QuantizedWeight:
+    codes = _pairs(data[:, 8:], 16) | _fifth_bits(data[:, 4:8])
+    return _weight("int6", pack_sixes(codes + INT6_ZERO), _float16(data[:, :2]), minimums=-_float16(data[:, 2:4]))
 
 
-def _q8_0(data: Tensor) -> BlockCodes:
-    return BlockCodes(codes=data[:, 2:].view(torch.int8), scales=_float16(data[:, :2]))
+def _q8_0(data: Tensor) -> QuantizedWeight:
+    return _weight("int8", data[:, 2:].view(torch.int8), _float16(data[:, :2]))
 
 
-def _q2_k(data: Tensor) -> BlockCodes:
+def _q2_k(data: Tensor) -> QuantizedWeight:
     scales, quarters = data[:, :16], data[:, 16:80]
-    return BlockCodes(
-        codes=_parts(quarters.reshape(-1, 2, 32), _QUARTERS, 2).flatten(1).to(torch.int8),
-        scales=_float16(data[:, 80:82]) * (scales & 15).float(),
-        minimums=_float16(data[:, 82:84]) * (scales >> 4).float(),
+    return _weight(
+        "int4",
+        pack_pairs(_parts(quarters.reshape(-1, 2, 32), _QUARTERS, 2).flatten(1)),
+        (scales & 15).view(torch.int8),
+        minimums=(scales >> 4).view(torch.int8),
+        factors=_float16(data[:, 80:82]),
+        minimum_factors=_float16(data[:, 82:84]),
     )
 
 
-def _q3_k(data: Tensor) -> BlockCodes:
-    high, quarters, packed = data[:, :32], data[:, 32:96], data[:, 96:108]
-    low = _parts(quarters.reshape(-1, 2, 32), _QUARTERS, 2).flatten(1).to(torch.int8)
-    has_none = 1 - _parts(high, _BITS, 1).flatten(1).to(torch.int8)
+def _q3_k(data: Tensor) -> QuantizedWeight:
+    upper, quarters, packed = data[:, :32], data[:, 32:96], data[:, 96:108]
+    lower = _parts(quarters.reshape(-1, 2, 32), _QUARTERS, 2).flatten(1)
+    codes = lower | _parts(upper, _BITS, 1).flatten(1) << 2  # less 4
     six_bits = _parts(packed[:, :8], _HALVES, 4).flatten(1) | _parts(packed[:, 8:], _QUARTERS, 2).flatten(1) << 4
-    scales = _float16(data[:, 108:110]) * (six_bits.to(torch.int8) - 32).float()
-    return BlockCodes(codes=low - 4 * has_none, scales=scales)
+    return _weight(
+        "int4", pack_pairs(codes + (INT4_ZERO - 4)), six_bits.view(torch.int8) - 32, factors=_float16(data[:, 108:110])
+    )
 
 
 def _scales_and_minimums(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eight scales and eight minimums of six bits each, fp32 [blocks, 8], of packed [blocks, 12]."""
+    """Return eight scales and eight minimums of six bits each, int8 [blocks, 8], of packed [blocks, 12]."""
     first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], dim=-1)
     minimums = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], dim=-1)
-    return scales.float(), minimums.float()
+    return scales.view(torch.int8), minimums.view(torch.int8)
 
 
-def _q4_k(data: Tensor) -> BlockCodes:
+def _q4_k(data: Tensor) -> QuantizedWeight:
     scales, minimums = _scales_and_minimums(data[:, 4:16])
-    return BlockCodes(
-        codes=_pairs(data[:, 16:], 32).to(torch.int8),
-        scales=_float16(data[:, :2]) * scales,
-        minimums=_float16(data[:, 2:4]) * minimums,
+    return _weight(
+        "int4",
+        _halves(data[:, 16:], 32),
+        scales,
+        minimums=minimums,
+        factors=_float16(data[:, :2]),
+        minimum_factors=_float16(data[:, 2:4]),
     )
 
 
-def _q5_k(data: Tensor) -> BlockCodes:
+def _q5_k(data: Tensor) -> QuantizedWeight:
     scales, minimums = _scales_and_minimums(data[:, 4:16])
-    high = _parts(data[:, 16:48], _BITS, 1).flatten(1)
-    return BlockCodes(
-        codes=(_pairs(data[:, 48:], 32) | high << 4).to(torch.int8),
-        scales=_float16(data[:, :2]) * scales,
-        minimums=_float16(data[:, 2:4]) * minimums,
+    return _weight(
+        "int6",
+        _sixes(_halves(data[:, 48:], 32), data[:, 16:48], shifts=_BITS, mask=0x01010101, more=_PLUS_32),
+        scales,
+        minimums=minimums,
+        factors=_float16(data[:, :2]),
+        minimum_factors=_float16(data[:, 2:4]),
     )
 
 
-def _q6_k(data: Tensor) -> BlockCodes:
-    high = _parts(data[:, 128:192].reshape(-1, 2, 32), _QUARTERS, 2).flatten(1)
-    return BlockCodes(
-        codes=(_pairs(data[:, :128], 64) | high << 4).to(torch.int8) - 32,
-        scales=_float16(data[:, 208:210]) * data[:, 192:208].view(torch.int8).float(),
-    )
+def _q6_k(data: Tensor) -> QuantizedWeight:
+    codes = _sixes(_halves(data[:, :128], 64), data[:, 128:192], shifts=_QUARTERS, mask=0x03030303)
+    return _weight("int6", codes, data[:, 192:208].view(torch.int8), factors=_float16(data[:, 208:210]))
 
 
-def _iq4_nl(data: Tensor) -> BlockCodes:
-    codes = torch.tensor(_IQ4_CODES, dtype=torch.int8)[_pairs(data[:, 2:], 16).int()]
-    return BlockCodes(codes=codes, scales=_float16(data[:, :2]))
+def _iq4_nl(data: Tensor) -> QuantizedWeight:
+    return _weight("iq4", _halves(data[:, 2:], 16), _float16(data[:, :2]))
 
 
-def _iq4_xs(data: Tensor) -> BlockCodes:
-    low = _parts(data[:, 4:8].unsqueeze(-1), _HALVES, 4).flatten(1)
-    high = _parts(data[:, 2:4].unsqueeze(-1), _QUARTERS, 2).flatten(1)
-    scales = ((low | high << 4).to(torch.int8) - 32).float()
-    codes = torch.tensor(_IQ4_CODES, dtype=torch.int8)[_pairs(data[:, 8:], 16).int()]
-    return BlockCodes(codes=codes, scales=_float16(data[:, :2]) * scales)
+def _iq4_xs(data: Tensor) -> QuantizedWeight:
+    lower = _parts(data[:, 4:8].unsqueeze(-1), _HALVES, 4).flatten(1)
+    upper = _parts(data[:, 2:4].unsqueeze(-1), _QUARTERS, 2).flatten(1)
+    scales = (lower | upper << 4).view(torch.int8) - 32
+    return _weight("iq4", _halves(data[:, 8:], 16), scales, factors=_float16(data[:, :2]))
 
 
-def _mxfp4(data: Tensor) -> BlockCodes:
-    exponents = data[:, :1].int()
-    bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    codes = torch.tensor(_E2M1_TWICE, dtype=torch.int8)[_pairs(data[:, 1:], 16).int()]
-    return BlockCodes(codes=codes, scales=bits.view(torch.float32))
+def _mxfp4(data: Tensor) -> QuantizedWeight:
+    return _weight("mxfp4", _halves(data[:, 1:], 16), data[:, :1])
 
 
-_READERS: Mapping[str, Callable[[Tensor], BlockCodes]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = MappingProxyType(
     {
         "Q4_0": _q4_0,
         "Q4_1": _q4_1,

@@ -8,32 +8,32 @@ import torch
 from torch import Tensor
 
 from infer_kernels import QuantizedWeight
-from infer_kernels.quantization.quantized_weight import INT4_ZERO, pack_pairs
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
-from infer_models.quantization.gguf.block_codes import read_codes
+from infer_models.quantization.gguf.block_codes import read_blocks
 from infer_models.stored_format import Storage, TensorSpec
 
 METHOD = "gguf"
 """The `quant_method` of such checkpoints."""
+_HALVES, _BYTES = torch.float16, torch.int8
 _STORAGES: Mapping[str, Storage] = MappingProxyType(
     {
-        "Q4_0": Storage(encoding="int4", group_size=32),
-        "Q4_1": Storage(encoding="int4", group_size=32, has_minimums=True),
-        "Q5_0": Storage(encoding="int8", group_size=32),
-        "Q5_1": Storage(encoding="int8", group_size=32, has_minimums=True),
-        "Q8_0": Storage(encoding="int8", group_size=32),
-        "Q2_K": Storage(encoding="int4", group_size=16, has_minimums=True),
-        "Q3_K": Storage(encoding="int4", group_size=16),
-        "Q4_K": Storage(encoding="int4", group_size=32, has_minimums=True),
-        "Q5_K": Storage(encoding="int8", group_size=32, has_minimums=True),
-        "Q6_K": Storage(encoding="int8", group_size=16),
-        "IQ4_NL": Storage(encoding="int8", group_size=32),
-        "IQ4_XS": Storage(encoding="int8", group_size=32),
-        "MXFP4": Storage(encoding="int8", group_size=32),
+        "Q4_0": Storage(encoding="int4", group_size=32, scale_dtype=_HALVES),
+        "Q4_1": Storage(encoding="int4", group_size=32, scale_dtype=_HALVES, has_minimums=True),
+        "Q5_0": Storage(encoding="int6", group_size=32, scale_dtype=_HALVES),
+        "Q5_1": Storage(encoding="int6", group_size=32, scale_dtype=_HALVES, has_minimums=True),
+        "Q8_0": Storage(encoding="int8", group_size=32, scale_dtype=_HALVES),
+        "Q2_K": Storage(encoding="int4", group_size=16, scale_dtype=_BYTES, has_minimums=True),
+        "Q3_K": Storage(encoding="int4", group_size=16, scale_dtype=_BYTES),
+        "Q4_K": Storage(encoding="int4", group_size=32, scale_dtype=_BYTES, has_minimums=True),
+        "Q5_K": Storage(encoding="int6", group_size=32, scale_dtype=_BYTES, has_minimums=True),
+        "Q6_K": Storage(encoding="int6", group_size=16, scale_dtype=_BYTES),
+        "IQ4_NL": Storage(encoding="iq4", group_size=32, scale_dtype=_HALVES),
+        "IQ4_XS": Storage(encoding="iq4", group_size=32, scale_dtype=_BYTES),
+        "MXFP4": Storage(encoding="mxfp4", group_size=32),
     }
 )
-"""Formats in memory: the same numbers, in eight bits where codes have more than four."""
+"""Formats of the weights that `read_blocks` returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +66,21 @@ class BlockFormat:
         Raises:
             CheckpointError: a scale is NaN or infinite.
         """
-        found = read_codes(self.kind, tensors[f"{name}.weight"])
-        for scales in (found.scales, found.minimums):
-            if scales is not None and not bool(torch.isfinite(scales).all()):
-                raise CheckpointError(f"tensor `{name}.weight` has a scale that is NaN or infinite.")
-        is_int4 = self.storage.encoding == "int4"
-        codes = found.codes if found.minimums is not None or not is_int4 else found.codes + INT4_ZERO
-        return QuantizedWeight(
-            encoding=self.storage.encoding,
-            values=pack_pairs(codes.view(torch.uint8)) if is_int4 else codes,
-            scales=found.scales,
-            minimums=found.minimums,
-            in_features=shape[1],
-            group_size=found.group_size,
-        )
+        data = tensors[f"{name}.weight"]
+        assert len(data) == shape[0]
+        weight = read_blocks(self.kind, data)
+        if not _are_finite(weight):
+            raise CheckpointError(f"tensor `{name}.weight` has a scale that is NaN or infinite.")
+        return weight
+
+
+def _are_finite(weight: QuantizedWeight) -> bool:
+    """Whether scales and minimums are numbers."""
+    if weight.encoding == "mxfp4":
+        return not bool((weight.scales == 255).any())
+    are_bytes = weight.scale_factors is not None
+    halves = (weight.scale_factors, weight.minimum_factors) if are_bytes else (weight.scales, weight.minimums)
+    return all(each is None or bool(torch.isfinite(each).all()) for each in halves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ import torch
 from infer_kernels import quantization, reference
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
-from infer_kernels.checks.inputs.quantized_experts import quantized_experts
-from infer_kernels.checks.inputs.quantized_weights import random_quantized
+from infer_kernels.checks.inputs.quantized_experts import QuantizedExperts
 from infer_kernels.checks.self_check import ModelOps, MoeOps, QuantizedOps, SelfCheck, draw, product_roundings
 from infer_kernels.cpu import PackedQuantizedWeight
 from infer_kernels.dispatch import takes_triton
@@ -67,24 +66,13 @@ def quantized_checks(ops: ModelOps) -> Iterator[SelfCheck]:
             )
 
 
-def _draw_weight(form: QuantizedOps, *shape: int, device: torch.device) -> quantization.QuantizedWeight:
-    return random_quantized(
-        *shape,
-        encoding=form.encoding,
-        group_size=form.group_size,
-        has_zeros=form.has_zeros,
-        has_minimums=form.has_minimums,
-        device=device,
-    )
-
-
 def _check_embedding(ops: ModelOps, form: QuantizedOps, device: torch.device) -> None:
     num_rows = min(ops.vocab_size, MAX_TABLE_ROWS)
     ids = torch.tensor([0, num_rows - 1, num_rows // 2, 0], dtype=torch.int32)
-    weight = _draw_weight(form, num_rows, ops.hidden_size, device=device)
+    weight = form.draw(num_rows, ops.hidden_size, device=device)
     look_up = embedding_quantized_triton if takes_triton(weight.values) else embedding_quantized_torch
     actual = look_up(ids.to(device), weight, dtype=ops.dtype, scale=ops.embedding_scale)
-    host = _draw_weight(form, num_rows, ops.hidden_size, device=torch.device("cpu"))
+    host = form.draw(num_rows, ops.hidden_size, device=torch.device("cpu"))
     expected = reference.embedding_quantized_reference(ids, host, dtype=ops.dtype, scale=ops.embedding_scale)
     assert_within_roundings(actual.cpu(), expected)
 
@@ -93,7 +81,7 @@ def _check_linear(
     dtype: torch.dtype, form: QuantizedOps, device: torch.device, *, rows: int, in_features: int, is_invariant: bool
 ) -> None:
     x, bias = draw(rows, in_features, dtype=dtype), draw(MAX_OUTPUTS, dtype=dtype)
-    weight = _draw_weight(form, MAX_OUTPUTS, in_features, device=device)
+    weight = form.draw(MAX_OUTPUTS, in_features, device=device)
     multiply = (
         linear_quantized.linear_quantized_triton
         if takes_triton(weight.values)
@@ -101,7 +89,7 @@ def _check_linear(
     )
     out = torch.empty(rows, MAX_OUTPUTS, dtype=dtype, device=device)
     multiply(x.to(device), weight, bias.to(device), out=out, is_invariant=is_invariant)
-    host = _draw_weight(form, MAX_OUTPUTS, in_features, device=torch.device("cpu"))
+    host = form.draw(MAX_OUTPUTS, in_features, device=torch.device("cpu"))
     expected = reference.linear_quantized_reference(x, host, bias)
     assert_within_roundings(out.cpu(), expected, roundings=product_roundings(dtype, in_features))
 
@@ -109,11 +97,11 @@ def _check_linear(
 def _check_packed(dtype: torch.dtype, form: QuantizedOps, device: torch.device, *, rows: int, in_features: int) -> None:
     """Compare the layer as a model computes it: on a CPU with C++ kernels inputs are quantized too."""
     x, bias = draw(rows, in_features, dtype=dtype), draw(MAX_OUTPUTS, dtype=dtype)
-    packed = prepack(_draw_weight(form, MAX_OUTPUTS, in_features, device=device))
+    packed = prepack(form.draw(MAX_OUTPUTS, in_features, device=device))
     if isinstance(packed, PackedQuantizedWeight):
         x[::2, in_features // 3] *= 300  # outliers, as real models have them
     actual = linear(x.to(device), packed, bias.to(device)).cpu()
-    host = _draw_weight(form, MAX_OUTPUTS, in_features, device=torch.device("cpu"))
+    host = form.draw(MAX_OUTPUTS, in_features, device=torch.device("cpu"))
     roundings = product_roundings(dtype, in_features)
     if isinstance(packed, PackedQuantizedWeight):
         expected = linear_quantized_rows_reference(x, host, bias)
@@ -129,13 +117,13 @@ def _check_linear_fp8(
     dtype: torch.dtype, form: QuantizedOps, device: torch.device, *, rows: int, in_features: int
 ) -> None:
     x, bias = draw(rows, in_features, dtype=dtype), draw(MAX_OUTPUTS, dtype=dtype)
-    weight = _draw_weight(form, MAX_OUTPUTS, in_features, device=device)
+    weight = form.draw(MAX_OUTPUTS, in_features, device=device)
     out = torch.empty(rows, MAX_OUTPUTS, dtype=dtype, device=device)
     if linear_fp8.takes_fp8_products(device):
         linear_fp8.linear_fp8_triton(x.to(device), weight, bias.to(device), out=out, is_invariant=False)
     else:
         linear_fp8.linear_fp8_torch(x.to(device), weight, bias.to(device), out=out)
-    host = _draw_weight(form, MAX_OUTPUTS, in_features, device=torch.device("cpu"))
+    host = form.draw(MAX_OUTPUTS, in_features, device=torch.device("cpu"))
     expected = reference.linear_fp8_reference(x, host, bias)
     roundings = max(product_roundings(dtype, in_features), _HOPPER_SUM / torch.finfo(dtype).eps)
     assert_within_roundings(out.cpu(), expected, roundings=roundings)
@@ -152,13 +140,9 @@ def _check_experts(
         intermediate=min(moe.intermediate_size, WIDTH + moe.intermediate_size % WIDTH_REMAINDER),
         dtype=dtype,
     )
-    layer = quantized_experts(
-        plain,
-        encoding=form.encoding,
-        group_size=form.group_size,
-        has_zeros=form.has_zeros,
-        has_minimums=form.has_minimums,
-    )
+    host = torch.device("cpu")
+    gate_up, down = (form.draw(*each.shape, device=host) for each in (plain.gate_up, plain.down))
+    layer = QuantizedExperts(plain=plain, gate_up=gate_up, down=down)
     biases: dict[str, Any] = plain.biases if moe.has_biases else {"gate_up_bias": None, "down_bias": None}
     activation = choose_activation(moe.activation)
     gate_up, down = (each.map_rows(lambda tensor: tensor.to(device)) for each in (layer.gate_up, layer.down))
