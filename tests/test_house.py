@@ -27,7 +27,7 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-cache/tests": 15,
     "packages/infer-engine/src/infer_engine/doctor": 13,
     "packages/infer-engine/tests/scheduling": 13,
-    "packages/infer-kernels/tests/interpreter": 31,
+    "packages/infer-kernels/tests/interpreter": 32,
     "packages/infer-models/tests": 14,
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
@@ -37,7 +37,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 25_000,
+    "packages/infer-kernels/src": 25_120,
     "packages/infer-kernels/tests": 12_900,
     "packages/infer-models/src": 14_800,
     "packages/infer-models/tests": 7_900,

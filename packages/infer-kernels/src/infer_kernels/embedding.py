@@ -4,7 +4,8 @@
 
 of a quantized table
 
-    y[t] = w[ids[t]] * scale,  w[o, i] = (code[o, i] - zero[o, group of i]) * row_scale[o, group of i]
+    y[t] = w[ids[t]] * scale
+    w[o, i] = (code[o, i] - zero[o, group of i]) * row_scale[o, group of i] - minimum[o, group of i]
 
 Bytes moved: tokens * hidden * 2 * itemsize, of a quantized table less: the rows' codes and scales. Precision: one
 rounding; a quantized table's numbers are computed in fp32.
@@ -32,6 +33,7 @@ from infer_kernels.quantization.code_tiles import (
     load_zeros,
     numbers_of_codes,
     scales_of,
+    zero_of_codes,
 )
 from infer_kernels.quantization.encodings import TILED
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
@@ -99,7 +101,7 @@ def embedding_quantized(
     if isinstance(weight, PackedQuantizedWeight):
         _require_ids(ids, weight.out_features)
         return _embedding_quantized_on_cpu(ids, weight, scale, dtype)
-    takes_kernel = takes_triton(weight.values) and weight.encoding not in TILED and weight.minimums is None
+    takes_kernel = takes_triton(weight.values) and weight.encoding not in TILED
     look_up = embedding_quantized_triton if takes_kernel else embedding_quantized_torch
     return look_up(ids, weight, dtype=dtype, scale=scale)
 
@@ -163,6 +165,7 @@ def _embedding_quantized_kernel(
     values: tl.tensor,  # [table_rows, bytes] uint8
     scales: tl.tensor,  # [table_rows, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [table_rows, groups], or None
+    minimums: tl.tensor,  # [table_rows, groups] fp32, or None
     row_scales: tl.tensor,  # [table_rows] fp32, or None
     table_rows: tl.tensor,
     hidden: tl.tensor,
@@ -172,6 +175,7 @@ def _embedding_quantized_kernel(
     values_stride: tl.tensor,
     scales_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    minimums_stride: tl.tensor,
     row_scales_stride: tl.tensor,
     BLOCK: tl.constexpr,
     CODES: tl.constexpr,
@@ -202,7 +206,7 @@ def _embedding_quantized_kernel(
             if zeros is not None:
                 zero = load_zeros(zeros + row * zeros_stride + group, mask, CODES)
             else:
-                zero = 8.0 if CODES == "int4_words" else 128.0
+                zero = zero_of_codes(CODES, minimums is not None)
             numbers = codes.to(tl.float32) - zero
     else:
         byte = (start // per_byte + tl.arange(0, BLOCK // per_byte))[None, :]
@@ -212,12 +216,12 @@ def _embedding_quantized_kernel(
             groups_of_bytes = byte * per_byte // group_size
             at = zeros + row * zeros_stride + groups_of_bytes
             zero = load_zeros(at, byte * per_byte < hidden, CODES)
-        elif CODES == "int4":
-            zero = 8.0
         else:
-            zero = 128.0
+            zero = zero_of_codes(CODES, minimums is not None)
         numbers = numbers_of_codes(codes, zero, tl.float32, CODES)
     numbers *= load_scales(scales + row * scales_stride + group, mask)
+    if minimums is not None:
+        numbers -= load_scales(minimums + row * minimums_stride + group, mask)
     if row_scales is not None:
         numbers *= tl.load(row_scales + row * row_scales_stride)
     numbers = tl.where(is_row, numbers * scale, float("nan"))
@@ -243,13 +247,14 @@ def embedding_quantized_triton(
     if out.numel() == 0:
         return out
     block = min(_WIDEST, max(2, next_power_of_2(hidden)))
-    zeros = weight.zeros
+    zeros, minimums = weight.zeros, weight.minimums
     _embedding_quantized_kernel[(tokens, cdiv(hidden, block))](
         out,
         ids,
         as_bytes(weight),
         scales_of(weight),
         zeros,
+        minimums,
         weight.row_scales,
         weight.out_features,
         hidden,
@@ -259,6 +264,7 @@ def embedding_quantized_triton(
         weight.values.stride(0),
         weight.scales.stride(0),
         0 if zeros is None else zeros.stride(0),
+        0 if minimums is None else minimums.stride(0),
         0 if weight.row_scales is None else weight.row_scales.stride(0),
         BLOCK=block,
         CODES=codes_of(weight),

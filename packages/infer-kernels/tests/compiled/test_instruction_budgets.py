@@ -46,6 +46,9 @@ FEW_ROWS = {
     "nvfp4_tiled, groups of 16": Budget(3.1, 0.9),
     "fp8_e4m3, rows": Budget(3.0, 0.9),
     "fp8_e4m3, groups of 128": Budget(3.3, 0.9),
+    "int4, groups of 32, minimums": Budget(5.1, 0.9),
+    "int8, groups of 32, minimums": Budget(5.2, 0.9),
+    "int4, groups of 16, minimums": Budget(7.5, 0.9),
 }
 """Of products with up to 32 rows, by encoding and groups. Of groups of 32 sums take one for each number and 32 rows."""
 ROWS_OF_64 = {
@@ -58,6 +61,9 @@ ROWS_OF_64 = {
     "nvfp4_tiled, groups of 16": Budget(3.4, 0.9),
     "fp8_e4m3, rows": Budget(3.2, 0.9),
     "fp8_e4m3, groups of 128": Budget(4.5, 0.9),
+    "int4, groups of 32, minimums": Budget(6.3, 0.88),
+    "int8, groups of 32, minimums": Budget(6.4, 0.9),
+    "int4, groups of 16, minimums": Budget(9.7, 0.76),
 }
 """Of products with 64 rows. Of groups of 32 not less than 3.2 are possible: sums take two."""
 ROWS_OF_128 = {
@@ -70,6 +76,9 @@ ROWS_OF_128 = {
     "nvfp4_tiled, groups of 16": Budget(3.4, 0.9),
     "fp8_e4m3, rows": Budget(5.2, 0.9),
     "fp8_e4m3, groups of 128": Budget(6.8, 0.9),
+    "int4, groups of 32, minimums": Budget(8.2, 0.66),
+    "int8, groups of 32, minimums": Budget(7.5, 0.9),
+    "int4, groups of 16, minimums": Budget(10.3, 0.72),
 }
 """Of products with 128 rows, which tensor cores are meant to bound."""
 EXPERTS = {
@@ -84,6 +93,9 @@ EXPERTS = {
     "nvfp4_tiled, groups of 16": Budget(3.4, 0.9),
     "fp8_e4m3, rows": Budget(4.1, 0.9),
     "fp8_e4m3, groups of 128": Budget(4.6, 0.9),
+    "int4, groups of 32, minimums": Budget(7.0, 0.79),
+    "int8, groups of 32, minimums": Budget(6.4, 0.9),
+    "int4, groups of 16, minimums": Budget(9.7, 0.76),
 }
 """Of experts, whose tiles have 16, 32 or 64 rows. MXFP4's scales meet sums with x in fp16."""
 INVARIANT = {
@@ -103,7 +115,7 @@ def budget_of(case: LaunchCase) -> Budget | None:
     by_rows = {"16": FEW_ROWS, "32": FEW_ROWS, "64": ROWS_OF_64, "128": ROWS_OF_128}
     others = EXPERTS if case.op == "fused_moe_quantized" else INVARIANT
     budgets = others if rows is None else by_rows[rows[1]]
-    numbers = re.match(r"\w+, (\w+, (?:rows|groups of \d+)(?:, zeros)?), ", case.label)
+    numbers = re.match(r"\w+, (\w+, (?:rows|groups of \d+)(?:, zeros|, minimums)?), ", case.label)
     if numbers is None:
         return None
     is_apart = case.dtype == torch.float16 and "mxfp4" in numbers[1]

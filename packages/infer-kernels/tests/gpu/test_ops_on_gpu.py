@@ -102,6 +102,11 @@ MODELS = {
     "gpt_oss": GPT_OSS,
     "int8": replace(LLAMA, quantized=(QuantizedOps(encoding="int8"),)),
     "int4": replace(QWEN3_MOE, quantized=(QuantizedOps(encoding="int4", group_size=128, has_zeros=True),)),
+    "int4 with minimums": replace(
+        QWEN3_MOE,
+        quantized=tuple(QuantizedOps(encoding="int4", group_size=size, has_minimums=True) for size in (16, 32)),
+    ),
+    "int8 with minimums": replace(LLAMA, quantized=(QuantizedOps(encoding="int8", group_size=32, has_minimums=True),)),
     "fp8": replace(LLAMA, quantized=(QuantizedOps(encoding="fp8_e4m3"),), kv_dtype=torch.float8_e4m3fn),
 }
 RAGGED = [(1, 1), (1, 255), (1, 257), (1, 1000), (1, 64), (5, 5), (70, 300), (0, 3), (1, 0), (33, 129)]

@@ -4,17 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import (
-    embedding_quantized,
-    fused_moe,
-    linear,
-    linear_invariant,
-    prepack,
-    prepack_experts,
-)
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.inputs.experts import random_experts
-from infer_kernels.checks.inputs.quantized_experts import quantized_experts
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.checks.self_check import product_roundings
@@ -215,25 +205,3 @@ def test_a_group_whose_scale_is_nan_is_nan() -> None:
     weight.scales[1, 1] = torch.nan
     is_nan = multiply(torch.randn(2, 64).bfloat16(), weight.in_words()).isnan()
     assert torch.equal(is_nan, torch.tensor([[False, True, False]]).expand(2, 3))
-
-
-@pytest.mark.parametrize("encoding", ["int8", "int4"])
-def test_weights_with_minimums_are_dequantized_by_every_op(encoding: Encoding) -> None:
-    """No kernel here knows minimums: one that took such a weight would leave them out."""
-    weight = random_quantized(40, 64, encoding=encoding, group_size=32, has_minimums=True)
-    numbers, x = weight.dequantize(), torch.randn(5, 64)
-    kept = prepack(weight)
-    assert kept is weight
-    torch.testing.assert_close(linear(x, weight), x @ numbers.T)
-    torch.testing.assert_close(linear_invariant(x, weight), x @ numbers.T)
-    ids = torch.tensor([3, 39])
-    torch.testing.assert_close(embedding_quantized(ids, weight, dtype=torch.float32), numbers[ids])
-    drawn = random_experts(tokens=9, experts=4, experts_per_token=2, hidden=64, intermediate=32, dtype=torch.float32)
-    layer = quantized_experts(drawn, encoding=encoding, group_size=32, has_minimums=True)
-    gate_up, down = (prepack_experts(each) for each in (layer.gate_up, layer.down))
-    routing = (drawn.expert_ids, drawn.expert_weights)
-    expected = fused_moe(
-        drawn.x, layer.gate_up.dequantize(), layer.down.dequantize(), *routing, activation="silu_and_mul"
-    )
-    found = fused_moe(drawn.x, gate_up, down, *routing, activation="silu_and_mul")
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -87,6 +87,8 @@ def test_interpreted_kernels_of_post_norms_and_partial_rotary_agree_too(cases: O
     [
         QuantizedOps(encoding="int8"),
         QuantizedOps(encoding="int4", group_size=16, has_zeros=True),
+        QuantizedOps(encoding="int4", group_size=32, has_minimums=True),
+        QuantizedOps(encoding="int8", group_size=16, has_minimums=True),
         QuantizedOps(encoding="e2m1", group_size=32),
         QuantizedOps(encoding="fp8_e4m3", group_size=32),
     ],

@@ -48,6 +48,15 @@ def test_words_are_worth_what_rows_are(encoding: Encoding, in_features: int) -> 
     assert torch.equal(words.columns(7, 20).dequantize(), weight.columns(7, 20).dequantize())
 
 
+@pytest.mark.parametrize("encoding", ["int4", "int8"])
+def test_words_keep_minimums(encoding: Encoding) -> None:
+    weight = random_quantized(3, 5, 96, encoding=encoding, group_size=32, has_minimums=True)
+    assert weight.can_be_words()
+    words = weight.in_words()
+    assert torch.equal(words.dequantize(), weight.dequantize())
+    assert torch.equal(words.columns(7, 20).dequantize(), weight.dequantize()[..., 7:27])
+
+
 @pytest.mark.parametrize(("encoding", "group_size"), [("mxfp4", 32), ("nvfp4", 16)])
 def test_tiles_are_worth_what_rows_are(encoding: Encoding, group_size: int) -> None:
     weight = random_quantized(3, 5, 112, encoding=encoding, group_size=group_size)

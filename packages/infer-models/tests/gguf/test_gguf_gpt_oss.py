@@ -150,7 +150,9 @@ def test_every_block_but_those_of_no_number_is_what_it_is_worth_to_gguf() -> Non
     assert found.encoding == "mxfp4"
     assert torch.equal(found.dequantize(), expected)
     rows[1, 17 * 9] = 255
-    with pytest.raises(CheckpointError, match=r"`mlp\.experts\.0\.up_proj\.weight` has a scale that is NaN or infinite"):
+    with pytest.raises(
+        CheckpointError, match=r"`mlp\.experts\.0\.up_proj\.weight` has a scale that is NaN or infinite"
+    ):
         stored.decode(ups, (2, 255 * 32), {f"{ups}.weight": rows})
 
 

@@ -272,9 +272,9 @@ def takes_expert_kernels(
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
 ) -> bool:
-    """Whether `fused_moe` runs its Triton kernels, which know no minimums; quantized weights pass no gradient on."""
+    """Whether `fused_moe` runs its Triton kernels; quantized weights pass no gradient on."""
     if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        return gate_up.minimums is None and down.minimums is None and takes_triton(x.detach())
+        return takes_triton(x.detach())
     biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     return (
         isinstance(gate_up, Tensor)

@@ -63,6 +63,7 @@ def _quantized_expert_products_kernel(
     values: tl.tensor,  # [experts, outputs, bytes] uint8; GATED: [experts, 2 * outputs, bytes]
     scales: tl.tensor,  # [experts, as many as `values`, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [experts, as many as `values`, groups], or None
+    minimums: tl.tensor,  # [experts, as many as `values`, groups] fp32, or None
     row_scales: tl.tensor,  # [experts, as many as `values`] fp32, or None
     bias: tl.tensor,  # [experts, as many as `values`], or None
     pair_of_place: tl.tensor,  # [pairs] int32
@@ -81,6 +82,8 @@ def _quantized_expert_products_kernel(
     scales_stride: tl.tensor,
     zeros_expert_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    minimums_expert_stride: tl.tensor,
+    minimums_stride: tl.tensor,
     row_scales_expert_stride: tl.tensor,
     row_scales_stride: tl.tensor,
     bias_stride: tl.tensor,
@@ -122,6 +125,7 @@ def _quantized_expert_products_kernel(
         values + expert * values_expert_stride + output * values_stride,
         scales + expert * scales_expert_stride + output * scales_stride,
         None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
+        None if minimums is None else minimums + expert * minimums_expert_stride + output * minimums_stride,
         None if row_scales is None else row_scales + expert * row_scales_expert_stride + output * row_scales_stride,
         in_outputs,
         first,
@@ -277,13 +281,14 @@ def quantized_expert_products_triton(
     several parts, fp32 sums, of which the first has the bias.
     """
     (splits, pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
-    numbers, zeros, row_scales = activation or SwiGLU(), weight.zeros, weight.row_scales
+    numbers, zeros, minimums, row_scales = activation or SwiGLU(), weight.zeros, weight.minimums, weight.row_scales
     _quantized_expert_products_kernel[(tiles.shape[1], cdiv(weight.out_features, tile.outputs), splits)](
         out,
         x,
         as_bytes(weight),
         scales_of(weight),
         zeros,
+        minimums,
         row_scales,
         bias,
         pair_of_place,
@@ -302,6 +307,8 @@ def quantized_expert_products_triton(
         weight.scales.stride(1),
         0 if zeros is None else zeros.stride(0),
         0 if zeros is None else zeros.stride(1),
+        0 if minimums is None else minimums.stride(0),
+        0 if minimums is None else minimums.stride(1),
         0 if row_scales is None else row_scales.stride(0),
         0 if row_scales is None else row_scales.stride(1),
         0 if bias is None else bias.stride(0),

@@ -3,7 +3,8 @@
     codes [outputs, inputs] -> numbers of the dtype of x -> tl.dot with x [inputs, rows], summed in fp32 -> times scales
 
 A number is a code less its zero, before the scale: of at most eight significant bits, so exact in bf16 and fp16. Scales
-meet the fp32 sums of each group, and nothing is rounded between a code and its product.
+meet the fp32 sums of each group, and nothing is rounded between a code and its product. Groups with minimums are those
+of `minimum_tiles`.
 
 Codes lie in memory as bytes, whatever the encoding. Numbers are made of them by integer operations, an exact product
 or sum in fp32, and a conversion that rounds nothing:
@@ -122,6 +123,14 @@ def load_zeros(
 
 
 @triton.jit
+def zero_of_codes(CODES: tl.constexpr, has_minimums: tl.constexpr) -> tl.constexpr:
+    """The code whose number is 0, as it is kept, where groups have none of their own: -0, which is no constant 0."""
+    is_int4: tl.constexpr = CODES == "int4" or CODES == "int4_words"
+    zero: tl.constexpr = (-0.0 if has_minimums else 8.0) if is_int4 else 128.0
+    return zero
+
+
+@triton.jit
 def _load_groups(
     scales_at: tl.tensor,  # [outputs], as `multiply_codes` takes them
     first: tl.tensor,  # of the groups
@@ -190,7 +199,7 @@ def multiply_codes(
     if zeros_at is not None:
         zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
     else:
-        zero = tl.full((1, 1), 8.0 if CODES == "int4" or CODES == "int4_words" else 128.0, tl.float32)
+        zero = tl.full((1, 1), zero_of_codes(CODES, has_minimums=False), tl.float32)
         if is_words:
             # Not a constant for the compiler, which would make one anew for each number. NaN stays NaN by its scale.
             if CODES == "fp8_words":

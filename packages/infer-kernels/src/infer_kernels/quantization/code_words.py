@@ -9,6 +9,8 @@ fused multiply-add of two numbers of 16 bits ends it:
 
     number * UNIT = bits * factor - zero * UNIT,  UNIT = 2^-6 in bf16, 2^-9 in fp16; 1 of fp8_e4m3
 
+fp32 numbers of integers are bf16's, moved.
+
 It rounds nothing: factor and UNIT are powers of two, and numbers have eight significant bits at most. The scale takes
 UNIT back. Numbers whose exponent is 0 are as far from each other as those whose exponent is 1, so no bits have to be
 set in the exponent, as they are in Kim et al., "Who Says Elephants Can't Run" (2022), and in Marlin. Four bits take 1.1
@@ -27,8 +29,7 @@ _FP16_UNIT = tl.constexpr(2.0**-9)
 @triton.jit
 def unit_of_words(dtype: tl.constexpr, CODES: tl.constexpr) -> tl.constexpr:
     """What numbers of words are multiplied by until their scale takes it back."""
-    is_whole: tl.constexpr = CODES == "fp8_words" or dtype == tl.float32
-    unit: tl.constexpr = 1.0 if is_whole else _BF16_UNIT if dtype == tl.bfloat16 else _FP16_UNIT
+    unit: tl.constexpr = 1.0 if CODES == "fp8_words" else _FP16_UNIT if dtype == tl.float16 else _BF16_UNIT
     return unit
 
 
@@ -67,18 +68,16 @@ def numbers_of_words(
 @triton.jit
 def _pairs(bits: tl.tensor, zero: tl.tensor, factor: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
     """Numbers [..., 2] of codes times `factor` in the halves of `bits`."""
-    if dtype == tl.float32:
-        numbers = _halves(bits).to(tl.float32) * (1.0 / factor) - zero[:, :, :, None]
-    elif dtype == tl.bfloat16:
-        offsets = _twice((zero * -_BF16_UNIT).to(tl.bfloat16))
-        # 2^127, 2^123
-        words = _multiply_add(bits, 0x7F007F00 if factor == 1 else 0x7D007D00, offsets, dtype)
-        numbers = _halves(words).to(dtype, bitcast=True)
-    else:
+    if dtype == tl.float16:
         offsets = _twice((zero * -_FP16_UNIT).to(tl.float16))
         # 2^15, 2^11
         words = _multiply_add(bits, 0x78007800 if factor == 1 else 0x68006800, offsets, dtype)
         numbers = _halves(words).to(dtype, bitcast=True)
+    else:
+        offsets = _twice((zero * -_BF16_UNIT).to(tl.bfloat16))
+        # 2^127, 2^123
+        words = _multiply_add(bits, 0x7F007F00 if factor == 1 else 0x7D007D00, offsets, tl.bfloat16)
+        numbers = _wide_halves(words) if dtype == tl.float32 else _halves(words).to(dtype, bitcast=True)
     return numbers
 
 
@@ -109,6 +108,12 @@ def _fp8_pairs(bits: tl.tensor, zero: tl.tensor, dtype: tl.constexpr) -> tl.tens
 def _halves(words: tl.tensor) -> tl.tensor:
     """The halves [..., 2] of words, uint16; nothing is computed."""
     return tl.join((words & 0xFFFF).to(tl.uint16), (words >> 16).to(tl.uint16))
+
+
+@triton.jit
+def _wide_halves(words: tl.tensor) -> tl.tensor:
+    """The halves [..., 2] of words, each a bf16 number, as fp32: one instruction each."""
+    return tl.join((words << 16).to(tl.float32, bitcast=True), (words & 0xFFFF0000).to(tl.float32, bitcast=True))
 
 
 @triton.jit

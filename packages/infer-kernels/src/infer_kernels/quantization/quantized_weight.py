@@ -5,7 +5,7 @@
     encoding    bits    values                                              codes
     int8        8       int8 [..., out_features, in_features]               -128 to 127
     fp8_e4m3    8       float8_e4m3fn [..., out_features, in_features]      up to 448
-    int6        6       uint8 [..., out_features, in_features * 3 / 4]      -32 to 31; see `packed_codes`
+    int6        6       uint8 [..., out_features, in_features * 3 / 4]      -32 to 31; see `encodings`
     int4        4       uint8 [..., out_features, in_features / 2]          0 to 15, less 8 without zeros and minimums
     iq4         4       uint8 [..., out_features, in_features / 2]          16 whole numbers from -127 to 113
     e2m1        4       uint8 [..., out_features, in_features / 2]          0, 0.5, 1, 1.5, 2, 3, 4, 6, and negatives
@@ -35,31 +35,29 @@ from torch import Tensor
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization import word_order
 from infer_kernels.quantization.encodings import (
+    E2M1_VALUES,
     FACTOR_INPUTS,
     INT4_ZERO,
     INT6_ZERO,
+    IQ4_VALUES,
     ONE_BYTE,
     SCALE_DTYPES,
+    SIXES,
     TILED,
     VALUE_DTYPES,
     Encoding,
     Order,
+    pack_pairs,
+    pack_sixes,
+    unpack_pairs,
+    unpack_sixes,
+    widen_pairs,
 )
 from infer_kernels.quantization.microscaled_order import (
     GROUPS_PADDED_TO,
     PADDED_TO,
     restore_order,
     restore_scales,
-)
-from infer_kernels.quantization.packed_codes import (
-    E2M1_VALUES,
-    IQ4_VALUES,
-    SIXES,
-    pack_pairs,
-    pack_sixes,
-    unpack_pairs,
-    unpack_sixes,
-    widen_pairs,
 )
 
 
@@ -217,16 +215,14 @@ class QuantizedWeight:
         return self.map_rows(lambda tensor: tensor.narrow(-2, start, size))
 
     def can_be_words(self) -> bool:
-        """Whether `in_words` takes it: whole blocks of inputs, no minimums, and no fp8 is NaN, which waits."""
+        """Whether `in_words` takes it: whole blocks of inputs, and no fp8 is NaN, which waits."""
         block = word_order.INPUTS.get(self.encoding)
         if self.order != "rows" or block is None or self.in_features % block or self.group_size % block:
-            return False
-        if self.minimums is not None:  # no kernel that reads words takes them
             return False
         return self.encoding != "fp8_e4m3" or not bool((self.values.view(torch.uint8) & 0x7F == 0x7F).any())
 
     def in_words(self) -> "QuantizedWeight":
-        """Return a copy in the order of words; scales and zeros are shared. Only where `can_be_words`."""
+        """Return a copy in the order of words; scales, zeros and minimums are shared. Only where `can_be_words`."""
         return replace(self, values=word_order.to_words(self.values, self.encoding), order="words")
 
     def in_rows(self) -> "QuantizedWeight":

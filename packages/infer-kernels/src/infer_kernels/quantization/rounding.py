@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization.encodings import INT4_ZERO
-from infer_kernels.quantization.packed_codes import pack_pairs
+from infer_kernels.quantization.encodings import INT4_ZERO, pack_pairs
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _INT8_MAX = 127.0

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from infer_kernels.quantization.code_tiles import multiply_codes
 from infer_kernels.quantization.microscaled_tiles import multiply_microscaled
+from infer_kernels.quantization.minimum_tiles import multiply_with_minimums
 
 
 @triton.jit
@@ -16,6 +17,7 @@ def multiply_weight_tile(
     values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
     scales_at: tl.tensor,  # [outputs]: likewise
     zeros_at: tl.tensor,  # [outputs]: likewise, or None
+    minimums_at: tl.tensor,  # [outputs]: pointers to fp32, or None
     row_scales_at: tl.tensor,  # [outputs]: pointers to fp32, or None
     in_outputs: tl.tensor,  # [outputs]: which there are
     first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
@@ -45,6 +47,25 @@ def multiply_weight_tile(
             BLOCK_INNER=BLOCK_INNER,
             STEPS=STEPS,
             WHOLE=WHOLE,
+            CODES=CODES,
+        )
+    elif minimums_at is not None:
+        products = multiply_with_minimums(
+            x_at,
+            in_rows,
+            values_at,
+            scales_at,
+            minimums_at,
+            in_outputs,
+            first,
+            end,
+            in_features,
+            BLOCK_OUTPUTS=BLOCK_OUTPUTS,
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_INNER=BLOCK_INNER,
+            STEPS=STEPS,
+            WHOLE=WHOLE,
+            GROUP_SIZE=GROUP_SIZE,
             CODES=CODES,
         )
     else:

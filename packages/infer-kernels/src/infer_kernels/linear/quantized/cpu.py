@@ -21,8 +21,7 @@ from infer_kernels.cpu.packed_weight import (
 )
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.cpu import flat_rows
-from infer_kernels.quantization.encodings import FACTOR_INPUTS, Encoding
-from infer_kernels.quantization.packed_codes import SIXES
+from infer_kernels.quantization.encodings import FACTOR_INPUTS, SIXES, Encoding
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 Packed = TypeVar("Packed", bound=QuantizedPanels)

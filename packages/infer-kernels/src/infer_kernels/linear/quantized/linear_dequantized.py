@@ -1,6 +1,6 @@
 """Dense layers with quantized weights at many rows: weights dequantized into a scratch, which the library multiplies.
 
-    y[:, piece] = x @ w[piece].T + bias[piece],  w = round((code - zero) * scale) to the dtype of x
+    y[:, piece] = x @ w[piece].T + bias[piece],  w = round((code - zero) * scale - minimum) to the dtype of x
 
 `linear_quantized` makes the numbers of a weight anew for each 128 rows, and its products wait for them. Counted for 128
 rows, 128 outputs and 64 inputs, in cycles of a multiprocessor: on sm_90 380 of instructions and 1,024 of tensor cores,
@@ -10,7 +10,7 @@ on on sm_80; nobody has measured it.
 
 Bytes moved: the weight once, 4 for each of its numbers, and the library's products.
 
-Precision: unlike in `linear_quantized`, a number times its scale is rounded to the dtype of x before it is multiplied:
+Precision: unlike in `linear_quantized`, a number of the weight is rounded to the dtype of x before it is multiplied:
 an error of 2^-9 of each weight at most in bf16 and 2^-12 in fp16, as of a checkpoint that is stored in that dtype; what
 is beyond 65,504 is infinite in fp16. Then the library's precision, one rounding. A row's bits depend on the number of
 rows: batch-invariant layers are not computed so.

@@ -1,6 +1,7 @@
 """Dense layers with quantized weights, in inputs of fp32, bf16 or fp16.
 
-    y = x @ w.T + bias,  w[o, i] = (code[o, i] - zero[o, group of i]) * scale[o, group of i]
+    y = x @ w.T + bias
+    w[o, i] = (code[o, i] - zero[o, group of i]) * scale[o, group of i] - minimum[o, group of i]
 
 The weight stays packed in memory. A program multiplies a tile of outputs with a tile of rows; the weight's rows are the
 rows of its products, so that a few rows of x fill the tensor cores' other side. Where few rows and outputs make fewer
@@ -11,10 +12,12 @@ Bytes moved: those of the weight at few rows, for each tile of rows at many; par
 output and part of the inputs.
 
 Precision: numbers before their scales are exact. Their products are summed in fp32, group by group, times the scale;
-one rounding after the bias. Tiled MXFP4 in bf16 and fp32, and tiled NVFP4: numbers times their scales are exact, and
-their products are summed in fp32; NVFP4's sums are multiplied by the row's scale. fp32 is multiplied in full precision,
-not TF32. With `is_invariant` a row has the same bits in any company: one tile, and the products of an output added from
-the first input to the last by one program.
+one rounding after the bias. Where groups have minimums, a number of the weight is rounded to the dtype of x before it
+is multiplied: an error of 2^-9 of it at most in bf16 and 2^-12 in fp16, as of a checkpoint that is stored in that
+dtype. Tiled MXFP4 in bf16 and fp32, and tiled NVFP4: numbers times their scales are exact, and their products are
+summed in fp32; NVFP4's sums are multiplied by the row's scale. fp32 is multiplied in full precision, not TF32. With
+`is_invariant` a row has the same bits in any company: one tile, and the products of an output added from the first
+input to the last by one program.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -54,6 +57,7 @@ def _linear_quantized_kernel(
     values: tl.tensor,  # [out_features, bytes] uint8
     scales: tl.tensor,  # [out_features, groups] as `load_scales` takes them
     zeros: tl.tensor,  # [out_features, groups], or None
+    minimums: tl.tensor,  # [out_features, groups] fp32, or None
     row_scales: tl.tensor,  # [out_features] fp32, or None
     bias: tl.tensor,  # [out_features], or None
     semaphores: tl.tensor,  # [tiles] int32, zeros before and after; None: nothing is joined
@@ -67,6 +71,7 @@ def _linear_quantized_kernel(
     values_stride: tl.tensor,
     scales_stride: tl.tensor,
     zeros_stride: tl.tensor,
+    minimums_stride: tl.tensor,
     row_scales_stride: tl.tensor,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -91,6 +96,7 @@ def _linear_quantized_kernel(
         values + output * values_stride,
         scales + output * scales_stride,
         None if zeros is None else zeros + output * zeros_stride,
+        None if minimums is None else minimums + output * minimums_stride,
         None if row_scales is None else row_scales + output * row_scales_stride,
         in_outputs,
         first,
@@ -157,13 +163,14 @@ def linear_quantized_triton(
     is_split = splits > 1 and not is_joined
     partials = x.new_empty(splits, rows, weight.out_features, dtype=torch.float32) if splits > 1 else out
     sums = partials if is_split else out
-    zeros = weight.zeros
+    zeros, minimums = weight.zeros, weight.minimums
     _linear_quantized_kernel[(tiles, splits)](
         sums,
         x,
         as_bytes(weight),
         scales_of(weight),
         zeros,
+        minimums,
         weight.row_scales,
         None if is_split else bias,
         semaphores if is_joined else None,
@@ -177,6 +184,7 @@ def linear_quantized_triton(
         weight.values.stride(0),
         weight.scales.stride(0),
         0 if zeros is None else zeros.stride(0),
+        0 if minimums is None else minimums.stride(0),
         0 if weight.row_scales is None else weight.row_scales.stride(0),
         BLOCK_OUTPUTS=tile.outputs,
         BLOCK_ROWS=tile.rows,

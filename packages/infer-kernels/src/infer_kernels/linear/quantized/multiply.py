@@ -7,7 +7,7 @@
     CUDA otherwise                       Triton; inputs stay as they are (`linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`linear_dequantized`); never where it is invariant
-    elsewhere, or with minimums          weights are dequantized in pieces, and multiplied by the library
+    elsewhere                            weights are dequantized in pieces, and multiplied by the library
 
 Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
@@ -55,7 +55,7 @@ def multiply_quantized(
         return cpu_quantized.linear(x, weight, bias)
     flat = flat_rows(x.detach(), weight.in_features)
     out = flat.new_empty(len(flat), weight.out_features)
-    if not takes_triton(flat) or weight.minimums is not None:
+    if not takes_triton(flat):
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
     elif not is_invariant and takes_library_fp8(flat, weight):
         linear_fp8_library(flat, weight, bias, out=out)
@@ -106,7 +106,8 @@ def has_quantized_kernel(
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:
-        is_known = not has_minimums and encoding not in ("int6", "iq4") and scale_dtype == torch.float32
+        is_known = encoding in ("int4", "int8") or not (has_minimums or encoding in ("int6", "iq4"))
+        is_known = is_known and scale_dtype == torch.float32
         return is_known and (group_size % 16 == 0 or group_size >= in_features)
     return _has_panels(device, dtype) and cpu_quantized.can_pack(
         encoding, group_size=group_size, in_features=in_features

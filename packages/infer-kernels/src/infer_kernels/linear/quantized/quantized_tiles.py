@@ -165,8 +165,12 @@ def _is_aligned(weight: QuantizedWeight) -> bool:
 
 
 def _fit_groups(tile: QuantizedTile, weight: QuantizedWeight) -> QuantizedTile:
-    """Return `tile` with products that do not reach beyond a group of inputs, of which an iteration has more."""
-    if weight.scales.shape[-1] == 1:
+    """Return `tile` with products that do not reach beyond a group of inputs, of which an iteration has more.
+
+    Products with minimums may reach beyond, where groups are powers of two.
+    """
+    largest = weight.group_size & -weight.group_size  # power of two that divides it
+    if weight.scales.shape[-1] == 1 or (weight.minimums is not None and largest == weight.group_size):
         return tile
-    inner = min(tile.inner, weight.group_size & -weight.group_size)
+    inner = min(tile.inner, largest)
     return replace(tile, inner=inner, steps=tile.inner // inner)

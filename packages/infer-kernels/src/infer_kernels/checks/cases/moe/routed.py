@@ -103,7 +103,11 @@ def _check_sum(ops: ModelOps, moe: MoeOps, form: QuantizedOps | None, device: to
     down: Any = layer.down
     if form is not None:
         quantized = quantized_experts(
-            layer, encoding=form.encoding, group_size=form.group_size, has_zeros=form.has_zeros
+            layer,
+            encoding=form.encoding,
+            group_size=form.group_size,
+            has_zeros=form.has_zeros,
+            has_minimums=form.has_minimums,
         )
         gate_up, down = quantized.gate_up, quantized.down
     norm: dict[str, Any] = {

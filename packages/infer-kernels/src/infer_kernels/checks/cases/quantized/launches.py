@@ -31,10 +31,12 @@ class _Format(NamedTuple):
     encoding: Encoding
     group_size: int | None = None
     has_zeros: bool = False
+    has_minimums: bool = False
 
     def __str__(self) -> str:
         groups = "rows" if self.group_size is None else f"groups of {self.group_size}"
-        return f"{self.encoding}, {groups}{', zeros' if self.has_zeros else ''}"
+        beside = ", zeros" if self.has_zeros else ", minimums" if self.has_minimums else ""
+        return f"{self.encoding}, {groups}{beside}"
 
     def empty(self, *shape: int) -> QuantizedWeight:
         """Return a weight as `prepack` and `prepack_experts` give it to the kernels."""
@@ -43,6 +45,7 @@ class _Format(NamedTuple):
             encoding=self.encoding,
             group_size=self.group_size,
             has_zeros=self.has_zeros,
+            has_minimums=self.has_minimums,
             device=torch.device("cpu"),
         )
         weight.values.zero_()
@@ -59,6 +62,9 @@ _FORMATS = (
     _Format("nvfp4_tiled", 16),
     _Format("fp8_e4m3"),
     _Format("fp8_e4m3", 128),
+    _Format("int4", 32, has_minimums=True),
+    _Format("int8", 32, has_minimums=True),
+    _Format("int4", 16, has_minimums=True),
 )
 _MXFP4_OF_RANKS = _Format("mxfp4", 16)
 """Format of a tensor-parallel model whose ranks cut groups."""
