@@ -308,14 +308,15 @@ class QuantizedWeight:
             ValueError: it does not fit.
         """
         is_like = self.encoding != "int4" or (self.minimums is None) == (source.minimums is None)
-        if self.scales.dtype == torch.float32:
-            source = source.with_float_scales()
-        is_like = is_like and source.scales.dtype == self.scales.dtype
         if source.shape != self.shape or source.encoding != self.encoding or source.order != self.order or not is_like:
             raise ValueError(
-                f"`source` is {source.encoding} {list(source.shape)} in {source.order}, with scales in "
-                f"{source.scales.dtype}; pass {self.encoding} {list(self.shape)} in {self.order}, {self.scales.dtype}"
+                f"`source` is {source.encoding} {list(source.shape)} in {source.order}; pass {self.encoding} "
+                f"{list(self.shape)} in {self.order}"
             )
+        if self.scales.dtype == torch.float32:
+            source = source.with_float_scales()
+        if source.scales.dtype != self.scales.dtype:
+            raise ValueError(f"`source` has scales in {source.scales.dtype}; pass {self.scales.dtype}")
         source = source.with_group_size(self.group_size)
         self.values.copy_(source.values)
         self.scales.copy_(source.scales)
