@@ -101,7 +101,7 @@ def embedding_quantized(
     if isinstance(weight, PackedQuantizedWeight):
         _require_ids(ids, weight.out_features)
         return _embedding_quantized_on_cpu(ids, weight, scale, dtype)
-    takes_kernel = takes_triton(weight.values) and weight.encoding not in TILED
+    takes_kernel = takes_triton(weight.values) and weight.encoding not in TILED and weight.is_for_triton
     look_up = embedding_quantized_triton if takes_kernel else embedding_quantized_torch
     return look_up(ids, weight, dtype=dtype, scale=scale)
 

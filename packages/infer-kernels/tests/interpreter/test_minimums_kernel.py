@@ -233,3 +233,17 @@ def test_many_rows_are_multiplied_by_weights_that_are_dequantized_once(
         actual = linear(x, weight, bias)
     assert len(launches) == 4  # pieces of seven outputs
     assert_product(actual, x, weight, bias)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "scale_dtype"),
+    [("int6", torch.float32), ("iq4", torch.float32), ("int4", torch.float16), ("int8", torch.int8)],
+)
+def test_what_only_a_cpu_multiplies_is_dequantized_elsewhere(encoding: Encoding, scale_dtype: torch.dtype) -> None:
+    weight = random_quantized(48, 256, encoding=encoding, group_size=32, scale_dtype=scale_dtype)
+    x = torch.randn(5, 256)
+    with record_launches() as launches:
+        assert_product(linear(x, prepack(weight)), x, weight)
+        ids = torch.tensor([47, 0])
+        assert torch.equal(embedding_quantized(ids, weight, dtype=torch.float32), weight.dequantize()[ids])
+    assert not launches

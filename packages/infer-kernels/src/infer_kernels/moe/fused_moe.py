@@ -274,7 +274,7 @@ def takes_expert_kernels(
 ) -> bool:
     """Whether `fused_moe` runs its Triton kernels; quantized weights pass no gradient on."""
     if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        return takes_triton(x.detach())
+        return gate_up.is_for_triton and down.is_for_triton and takes_triton(x.detach())
     biases = [bias for bias in (gate_up_bias, down_bias) if bias is not None]
     return (
         isinstance(gate_up, Tensor)

@@ -161,6 +161,13 @@ class QuantizedWeight:
         return self.values.device
 
     @property
+    def is_for_triton(self) -> bool:
+        """Whether Triton kernels know its encoding and the dtype of its scales."""
+        return self.encoding not in ("int6", "iq4") and self.scales.dtype == SCALE_DTYPES.get(
+            self.encoding, torch.float32
+        )
+
+    @property
     def scale_numbers(self) -> Tensor:
         """The scales as fp32, of those that are not a copy."""
         if self.row_scales is not None:

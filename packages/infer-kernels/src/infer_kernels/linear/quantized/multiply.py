@@ -7,7 +7,7 @@
     CUDA otherwise                       Triton; inputs stay as they are (`linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`linear_dequantized`); never where it is invariant
-    elsewhere                            weights are dequantized in pieces, and multiplied by the library
+    elsewhere, or int6 and iq4           weights are dequantized in pieces, and multiplied by the library
 
 Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
@@ -55,7 +55,7 @@ def multiply_quantized(
         return cpu_quantized.linear(x, weight, bias)
     flat = flat_rows(x.detach(), weight.in_features)
     out = flat.new_empty(len(flat), weight.out_features)
-    if not takes_triton(flat):
+    if not takes_triton(flat) or not weight.is_for_triton:
         linear_quantized_torch(flat, weight, bias, out=out, is_invariant=is_invariant)
     elif not is_invariant and takes_library_fp8(flat, weight):
         linear_fp8_library(flat, weight, bias, out=out)
@@ -73,6 +73,8 @@ def prepack_quantized(
 ) -> QuantizedWeight | Packed:
     """Return what `pack` makes of `weight` where C++ kernels multiply it, and its words or tiles where Triton's do."""
     if weight.device.type in TRITON_DEVICES:
+        if not weight.is_for_triton:
+            return weight
         if weight.encoding in ("mxfp4", "nvfp4"):
             return tile_microscaled(weight)
         is_layer = weight.values.dim() == 2
