@@ -63,6 +63,15 @@ def test_weights_in_memory_have_the_same_numbers(kind: str) -> None:
     assert torch.equal(bits(kind, weight.dequantize()), bits(kind, numbers_of(kind, data)))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "MXFP4"])
+def test_blocks_of_zeros_are_zeros(kind: str) -> None:
+    """As pruned experts and unused tokens have them: all bytes are 0, and all scales with them."""
+    columns = 2 * QUANTIZED[kind].numbers
+    data = np.zeros((3, 2 * QUANTIZED[kind].num_bytes), dtype=np.uint8)
+    weight = BlockFormat(kind=kind).decode("layer", (3, columns), {"layer.weight": torch.from_numpy(data)})
+    assert not weight.dequantize().any()
+
+
 @pytest.mark.parametrize(("kind", "at"), [("Q4_0", 0), ("Q8_0", 0), ("Q4_1", 2), ("Q4_K", 2), ("Q6_K", 208)])
 def test_a_scale_that_is_no_number_is_an_error_that_names_the_tensor(kind: str, at: int) -> None:
     columns = QUANTIZED[kind].numbers

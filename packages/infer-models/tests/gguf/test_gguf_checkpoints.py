@@ -148,6 +148,28 @@ def test_products_of_one_launch_keep_their_numbers_whatever_the_types_of_their_p
     assert_same_models(ours, loaded(tmp_path))
 
 
+RECIPES: dict[str, dict[str, str | None]] = {
+    # Rows of no whole blocks of 256 fall back to other types; a file's name says its recipe, not its types.
+    "IQ4_XS, fallen back": {"attn_v": "Q5_1", "ffn_down": "IQ4_XS", "output": "Q8_0", "": "IQ4_NL"},
+    "Q4_K_M, fallen back": {"attn_v": "Q8_0", "ffn_down": "Q8_0", "attn_k": "Q5_0", "output": "Q8_0", "": "Q5_0"},
+    # Types chosen by what a tensor's errors cost, one of q, k and v in plain numbers.
+    "dynamic": {"attn_k": None, "attn_v": "Q8_0", "ffn_gate": "IQ4_XS", "ffn_up": "Q5_K", "output": "Q6_K", "": "Q4_K"},
+    "Q3_K_M": {"attn_v": "Q5_K", "attn_output": "Q4_K", "ffn_down": "Q4_K", "output": "Q6_K", "": "Q3_K"},
+    "Q2_K": {"attn_v": "Q4_K", "ffn_down": "Q3_K", "output": "Q6_K", "": "Q2_K"},
+}
+"""Types of public files by tensor; of "" of the others."""
+
+
+@pytest.mark.covers("gguf/types")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_files_of_public_recipes_keep_their_numbers(recipe: str, tmp_path: Path) -> None:
+    kinds = RECIPES[recipe]
+    save_tiny("llama", tmp_path, **WIDE)
+    path = tmp_path / "model.gguf"
+    save_gguf(tmp_path, path, kind_of=lambda name: kinds.get(name.split(".")[-2], kinds[""]))
+    assert_same_models(loaded(path), loaded(tmp_path))
+
+
 def test_a_fused_tensor_is_read_as_one(tmp_path: Path) -> None:
     save_tiny("phi3", tmp_path, **WIDE, rope_parameters=None)
     path = tmp_path / "model.gguf"
