@@ -16,14 +16,15 @@ constexpr int SHORT_STEPS = ENCODING == Encoding::INT4   ? 4
                             : ENCODING == Encoding::E2M1 ? 2
                             : ENCODING == Encoding::INT6 ? 1
                                                          : 0;
-// Steps of a call.
+// Steps of a call: those of a common group.
 template <Encoding ENCODING>
-constexpr int CALL_STEPS = SHORT_STEPS<ENCODING> < UNIT<ENCODING> ? UNIT<ENCODING> : SHORT_STEPS<ENCODING>;
+constexpr int CALL_STEPS = ENCODING == Encoding::INT6 ? UNIT<ENCODING> : 4;
 
-// Adds the products of at most CALL_STEPS steps. Sums of 16 bits, of two products each, take half the instructions.
-template <Encoding ENCODING, int ROWS>
-[[gnu::always_inline]] inline void add_short_steps(Ints (&sums)[ROWS][NARROW], const uint8_t* panel, const int8_t* at,
-                                                   int64_t stride, int64_t steps) {
+// Multiplies at most CALL_STEPS steps, and calls add(row, vector, sums of the products, is_first, is_last) for each part of
+// them. Sums of 16 bits, of two products each, take half the instructions.
+template <Encoding ENCODING, int ROWS, class Add>
+[[gnu::always_inline]] inline void multiply_short_steps(const uint8_t* panel, const int8_t* at, int64_t stride,
+                                                        int64_t steps, const Add& add) {
     constexpr int PARTS = Words::PARTS;
     if constexpr (UNIT<ENCODING> > 1) steps = UNIT<ENCODING>;  // groups are whole units
     const __m256i ones = _mm256_set1_epi16(1);
@@ -40,17 +41,19 @@ template <Encoding ENCODING, int ROWS>
                 for (int row = 0; row < ROWS; row++) {
                     int32_t inputs[2];
                     std::memcpy(inputs, at + row * stride + step * 8, 8);
-                    auto add = [&](__m256i sum, Words::Part weights, int32_t four) {
+                    auto multiply = [&](__m256i sum, Words::Part weights, int32_t four) {
                         return _mm256_add_epi16(sum, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four)));
                     };
-                    FOR_PARTS(__m256i sum = add((__m256i)pairs[row].parts[i], first.parts[i], inputs[0]);
-                              pairs[row].parts[i] = (Ints::Part)add(sum, second.parts[i], inputs[1]));
+                    FOR_PARTS(__m256i sum = multiply((__m256i)pairs[row].parts[i], first.parts[i], inputs[0]);
+                              pairs[row].parts[i] = (Ints::Part)multiply(sum, second.parts[i], inputs[1]));
                 }
             }
 #pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++)
-                FOR_PARTS(sums[row][vector].parts[i] +=
-                          (Ints::Part)_mm256_madd_epi16((__m256i)pairs[row].parts[i], ones));
+            for (int row = 0; row < ROWS; row++) {
+                Ints sums;
+                FOR_PARTS(sums.parts[i] = (Ints::Part)_mm256_madd_epi16((__m256i)pairs[row].parts[i], ones));
+                add(row, vector, sums, from == 0, end == steps);
+            }
         }
     }
 }
@@ -104,7 +107,10 @@ struct GroupScales {
 
     // Adds a group's sums times their scales, and takes the sum of inputs times their minimums.
     Floats add_scaled(Floats total, Ints sum, int32_t x_sum, int part) const {
-        sum -= beside == Beside::ZEROS ? zeros[part] * x_sum : Ints{} + zero_code * x_sum;
+        if (beside == Beside::ZEROS)
+            sum -= zeros[part] * x_sum;
+        else if (zero_code != 0)
+            sum -= zero_code * x_sum;
         total = multiply_add(convert<Floats>(sum), scales[part], total);
         return beside == Beside::MINIMUMS ? multiply_add(splat(-(float)x_sum), minimums[part], total) : total;
     }
@@ -150,7 +156,15 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
     BlockFactors factors;
     for (int64_t group = 0; group < groups; group++) {
         panel = factors.read(layout, group, panel);
-        Ints sums[CHAINS][ROWS][NARROW] = {};
+        int64_t steps = layout.padded_inputs(group) / 8;
+#if HAS_SHORT_SUMS
+        constexpr int64_t CALL = CALL_STEPS<ENCODING>;
+        bool is_one_call = SHORT_STEPS<ENCODING> > 0 && steps <= CALL;
+#else
+        constexpr bool is_one_call = false;
+#endif
+        Ints sums[CHAINS][ROWS][NARROW];
+        if (any_outliers || !is_one_call) std::memset(&sums, 0, sizeof sums);
         if (any_outliers) {
 #pragma GCC unroll 12
             for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, sums[0][row]);
@@ -165,7 +179,6 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
                 for (int i = 0; i < NARROW; i++) sums[chain][row][i] = add_bytes(sums[chain][row][i], weights[i], inputs);
             }
         };
-        int64_t steps = layout.padded_inputs(group) / 8;
         auto ask = [&](int64_t bytes) {
             if (!next) return;
             for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
@@ -173,12 +186,31 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
         };
 #if HAS_SHORT_SUMS
         if constexpr (SHORT_STEPS<ENCODING> > 0) {
-            constexpr int64_t CALL = CALL_STEPS<ENCODING>;
-            for (; steps > 0; steps -= CALL, at += 8 * CALL) {
-                int64_t taken = std::min(steps, CALL), bytes = taken * UNIT_BYTES<ENCODING> / UNIT<ENCODING>;
-                add_short_steps<ENCODING>(sums[0], panel, at, x.stride, taken);
-                panel += bytes;
+            auto bytes_of = [](int64_t steps) { return steps * UNIT_BYTES<ENCODING> / UNIT<ENCODING>; };
+            if (is_one_call) {  // sums of a small group stay in registers
+                int64_t bytes = bytes_of(steps);
+                GroupScales scales(layout, panel + bytes, factors);
+                auto finish = [&](int row, int vector, Ints products, bool is_first, bool is_last) {
+                    Ints& sum = sums[0][row][vector];
+                    if (any_outliers || !is_first) products += sum;
+                    if (!is_last) {
+                        sum = products;
+                        return;
+                    }
+                    Floats& total = totals[row][vector];
+                    total = scales.add_scaled(total, products, x.sums[(first_row + row) * groups + group], vector);
+                };
+                multiply_short_steps<ENCODING, ROWS>(panel, at, x.stride, steps, finish);
+                panel += bytes + layout.scale_bytes();
                 ask(bytes);
+                continue;
+            }
+            for (; steps > 0; steps -= CALL, at += 8 * CALL) {
+                int64_t taken = std::min(steps, CALL);
+                auto add_up = [&](int row, int vector, Ints products, bool, bool) { sums[0][row][vector] += products; };
+                multiply_short_steps<ENCODING, ROWS>(panel, at, x.stride, taken, add_up);
+                panel += bytes_of(taken);
+                ask(bytes_of(taken));
             }
         }
 #endif
