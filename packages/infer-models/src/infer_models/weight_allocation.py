@@ -271,6 +271,8 @@ class _Plan:
             is_quantized, storages = self._stored_as(module, stored)
             storage = _common_storage(storages) if self.quantization == "auto" else None
             is_table = isinstance(module, VocabParallelEmbedding)
+            if is_table and storage is not None and storage.encoding == "mxfp4":
+                storage = replace(storage, encoding="int8")  # the same numbers
             is_looked_up = is_table and storage is not None and storage.encoding in _INTEGERS and not storage.has_zeros
             is_small = is_table or module.role == "exact"
             if is_small and storage not in (None, _EIGHT_BITS) and not is_looked_up:

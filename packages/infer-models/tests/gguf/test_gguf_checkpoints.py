@@ -121,14 +121,15 @@ def test_every_type_stays_as_small_as_codes_allow(kind: str, tmp_path: Path) -> 
 
 
 @needs_cpu_kernels
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4"])
 def test_a_table_of_tokens_stays_as_small_as_a_product(kind: str, tmp_path: Path) -> None:
     save_tiny("llama", tmp_path, **WIDE, tie_word_embeddings=True)
     path = tmp_path / "model.gguf"
     save_gguf(tmp_path, path, kind_of=lambda name: kind if name == "token_embd.weight" else None)
     ours = loaded(path)
     kept = [weight for weight, _ in ours.stored_by_parameter() if isinstance(weight, QuantizedWeight)]
-    assert [weight.encoding for weight in kept] == [{"Q4_0": "int4", "Q4_K": "int4", "Q6_K": "int6"}[kind]]
+    encodings = {"Q4_0": "int4", "Q4_K": "int4", "Q6_K": "int6", "IQ4_NL": "iq4", "MXFP4": "int8"}
+    assert [weight.encoding for weight in kept] == [encodings[kind]]
     assert_same_models(ours, loaded(tmp_path))
 
 

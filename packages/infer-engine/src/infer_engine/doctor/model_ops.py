@@ -151,9 +151,7 @@ def quantized_ops_of(model: CausalLM) -> tuple[QuantizedOps, ...]:
             group_size=None if weight.scales.shape[-1] == 1 else weight.group_size,
             has_zeros=weight.zeros is not None,
             has_minimums=weight.minimums is not None,
-            scale_dtype=torch.float32
-            if weight.scales.element_size() == 1 and weight.scale_factors is None
-            else weight.scales.dtype,
+            scale_dtype=weight.scales.dtype,
         )
         for weight, _ in model.stored_by_parameter()
         if isinstance(weight, QuantizedWeight)

@@ -25,6 +25,8 @@ INT6_ZERO = 32
 """What codes of six bits have more than their number."""
 FACTOR_INPUTS = 256
 """Inputs that share a factor of scales that are int8."""
+CPU_ONLY: tuple[Encoding, ...] = ("int6", "iq4")
+"""Encodings that only C++ kernels know."""
 ONE_BYTE: tuple[Encoding, ...] = ("int8", "fp8_e4m3")
 """Encodings of a number a byte; int6 has four in three bytes, the others two a byte."""
 VALUE_DTYPES: Mapping[Encoding, torch.dtype] = MappingProxyType({"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn})

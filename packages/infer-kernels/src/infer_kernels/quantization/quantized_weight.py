@@ -35,6 +35,7 @@ from torch import Tensor
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization import word_order
 from infer_kernels.quantization.encodings import (
+    CPU_ONLY,
     E2M1_VALUES,
     FACTOR_INPUTS,
     INT4_ZERO,
@@ -163,9 +164,8 @@ class QuantizedWeight:
     @property
     def is_for_triton(self) -> bool:
         """Whether Triton kernels know its encoding and the dtype of its scales."""
-        return self.encoding not in ("int6", "iq4") and self.scales.dtype == SCALE_DTYPES.get(
-            self.encoding, torch.float32
-        )
+        own_dtype = SCALE_DTYPES.get(self.encoding, torch.float32)
+        return self.encoding not in CPU_ONLY and self.scales.dtype == own_dtype
 
     @property
     def scale_numbers(self) -> Tensor:

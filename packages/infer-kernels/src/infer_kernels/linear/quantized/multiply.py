@@ -7,7 +7,7 @@
     CUDA otherwise                       Triton; inputs stay as they are (`linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`linear_dequantized`); never where it is invariant
-    elsewhere, or int6 and iq4           weights are dequantized in pieces, and multiplied by the library
+    elsewhere, or of `CPU_ONLY`          weights are dequantized in pieces, and multiplied by the library
 
 Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
@@ -29,7 +29,7 @@ from infer_kernels.linear.quantized.linear_dequantized import linear_dequantized
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.linear.quantized.linear_fp8_library import linear_fp8_library, takes_library_fp8
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch, linear_quantized_triton
-from infer_kernels.quantization.encodings import Encoding
+from infer_kernels.quantization.encodings import CPU_ONLY, Encoding
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.tile_microscaled import tile_microscaled
 
@@ -108,9 +108,9 @@ def has_quantized_kernel(
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:
-        is_known = encoding in ("int4", "int8") or not (has_minimums or encoding in ("int6", "iq4"))
-        is_known = is_known and scale_dtype == torch.float32
-        return is_known and (group_size % 16 == 0 or group_size >= in_features)
+        if encoding in CPU_ONLY or scale_dtype != torch.float32 or (has_minimums and encoding not in ("int4", "int8")):
+            return False
+        return group_size % 16 == 0 or group_size >= in_features
     return _has_panels(device, dtype) and cpu_quantized.can_pack(
         encoding, group_size=group_size, in_features=in_features
     )

@@ -60,7 +60,7 @@ def _weight(
     factors: Tensor | None = None,
     minimum_factors: Tensor | None = None,
 ) -> QuantizedWeight:
-    """Return a weight of a block a row, whose `in_features` are not known yet.
+    """Return a weight of a block a row.
 
     Args:
         encoding: encoding of the weight.
@@ -70,7 +70,7 @@ def _weight(
         factors: [blocks, 1], of scales that are int8.
         minimum_factors: likewise, of minimums.
     """
-    bits = {"int8": 8, "int6": 6}.get(encoding, 4)
+    numbers = values.shape[-1] * 8 // {"int8": 8, "int6": 6}.get(encoding, 4)
     return QuantizedWeight(
         encoding=encoding,
         values=values,
@@ -78,8 +78,8 @@ def _weight(
         minimums=minimums,
         scale_factors=factors,
         minimum_factors=minimum_factors,
-        in_features=0,
-        group_size=values.shape[-1] * 8 // bits // scales.shape[-1],
+        in_features=numbers,
+        group_size=numbers // scales.shape[-1],
     )
 
 
