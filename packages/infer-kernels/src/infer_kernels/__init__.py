@@ -44,6 +44,7 @@ from infer_kernels.moe import (
 from infer_kernels.norm import (
     NormVariant,
     add_rms_norm,
+    gated_rms_norm,
     norm_add,
     norm_add_norm,
     rms_norm,
@@ -73,10 +74,19 @@ from infer_kernels.sampling import (
     sample,
     topk_logprobs,
 )
+from infer_kernels.sigmoid_gate import sigmoid_gate
+from infer_kernels.states import (
+    ConvolutionActivation,
+    StateRows,
+    causal_convolution,
+    gated_convolution,
+    gated_delta_rule,
+)
 
 __all__ = [
     "AttentionBuffers",
     "AttentionPlan",
+    "ConvolutionActivation",
     "DeviceMetadata",
     "ExpertChoice",
     "FusedProducts",
@@ -92,6 +102,7 @@ __all__ = [
     "Routing",
     "SeparateProducts",
     "SeparateRouter",
+    "StateRows",
     "SwiGLU",
     "TopLogprobs",
     "add_rms_norm",
@@ -101,11 +112,15 @@ __all__ = [
     "apply_rope",
     "apply_rope_batched",
     "causal_attention",
+    "causal_convolution",
     "count_tokens",
     "embedding",
     "embedding_quantized",
     "fused_moe",
     "fused_moe_add_norm",
+    "gated_convolution",
+    "gated_delta_rule",
+    "gated_rms_norm",
     "gelu_tanh_and_mul",
     "greedy",
     "has_quantized_kernel",
@@ -129,6 +144,7 @@ __all__ = [
     "row_width",
     "sample",
     "sharded_rms_norm",
+    "sigmoid_gate",
     "silu_and_mul",
     "store_kv",
     "sum_of_squares",

@@ -20,6 +20,7 @@ from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm_reference
 from infer_kernels.moe.fused_router import fused_router_reference
 from infer_kernels.moe.router import moe_router_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm_reference
+from infer_kernels.norm.gated_rms_norm import gated_rms_norm_reference
 from infer_kernels.norm.norm_add import norm_add_reference
 from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
 from infer_kernels.norm.rms_norm import rms_norm_reference
@@ -35,6 +36,9 @@ from infer_kernels.sampling.logprobs import topk_logprobs_reference
 from infer_kernels.sampling.penalties import apply_penalties_reference, count_tokens_reference
 from infer_kernels.sampling.sample import kept_tokens_reference, sample_reference
 from infer_kernels.sampling.uniform import uniform_reference
+from infer_kernels.sigmoid_gate import sigmoid_gate_reference
+from infer_kernels.states.causal_convolution import causal_convolution_reference, gated_convolution_reference
+from infer_kernels.states.gated_delta_rule import gated_delta_rule_reference
 
 __all__ = [
     "add_rms_norm_reference",
@@ -42,6 +46,7 @@ __all__ = [
     "apply_penalties_reference",
     "apply_rope_batched_reference",
     "apply_rope_reference",
+    "causal_convolution_reference",
     "count_tokens_reference",
     "embedding_quantized_reference",
     "embedding_reference",
@@ -49,7 +54,10 @@ __all__ = [
     "fused_moe_quantized_reference",
     "fused_moe_reference",
     "fused_router_reference",
+    "gated_convolution_reference",
+    "gated_delta_rule_reference",
     "gated_linear_reference",
+    "gated_rms_norm_reference",
     "gelu_tanh_and_mul_reference",
     "greedy_reference",
     "kept_tokens_reference",
@@ -69,6 +77,7 @@ __all__ = [
     "rms_norm_reference",
     "sample_reference",
     "sharded_rms_norm_reference",
+    "sigmoid_gate_reference",
     "silu_and_mul_reference",
     "store_kv_reference",
     "sum_of_squares_reference",

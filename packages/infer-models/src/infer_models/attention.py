@@ -1,4 +1,4 @@
-"""`KVCacheView`: how a model uses its KV cache, with one verb, `attend`."""
+"""`KVCacheView`: how a model uses its cache. A layer has keys and values, or a state of fixed size."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infer_kernels import QKNorm, Rotary
+    from infer_kernels import ConvolutionActivation, QKNorm, Rotary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +56,37 @@ class KVCacheView(Protocol):
 
         Returns:
             [tokens, q_heads, head_dim].
+        """
+
+    def convolve(
+        self,
+        layer: int,
+        x: "Tensor",
+        weight: "Tensor",
+        *,
+        bias: "Tensor | None" = None,
+        activation: "ConvolutionActivation | None" = None,
+    ) -> "Tensor":
+        """Convolve each sequence's rows after its last inputs, which are the layer's state, and keep the new ones.
+
+        Args and result are those of `infer_kernels.causal_convolution`.
+        """
+
+    def convolve_gated(self, layer: int, bcx: "Tensor", weight: "Tensor", *, bias: "Tensor | None" = None) -> "Tensor":
+        """The same between two gates; args and result are those of `infer_kernels.gated_convolution`."""
+
+    def apply_delta_rule(
+        self,
+        layer: int,
+        qkv: "Tensor",
+        a: "Tensor",
+        b: "Tensor",
+        *,
+        a_log: "Tensor",
+        dt_bias: "Tensor",
+        key_heads: int,
+    ) -> "Tensor":
+        """Compute each sequence's rows after its matrices, which are the layer's state, and keep the new ones.
+
+        Args and result are those of `infer_kernels.gated_delta_rule`.
         """

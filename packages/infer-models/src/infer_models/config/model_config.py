@@ -11,6 +11,7 @@ from infer_models.config.registry import find_family, known_families
 from infer_models.config.rope import RopeParameters
 from infer_models.config.wrappers import WRAPPERS, text_fields
 from infer_models.gguf.checkpoint_files import is_gguf
+from infer_models.layer_states import StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class ModelConfig:
         logit_soft_cap: logits become `cap * tanh(logits / cap)`; None leaves them.
         windows: each layer's sliding window in tokens, None where it attends to all before.
         ropes: each layer's rotary frequencies, None where it leaves queries and keys unrotated.
+        states: each layer's state of fixed size, None where it attends; empty: all layers attend. A layer with a state
+            has no keys and values: what `windows` and `ropes` say of it is not used.
         moe: the experts of a mixture; None: all layers have an MLP.
         wrapper: `model_type` of the multimodal model whose text model this is; None: there is no other.
         quantization: quantization of the checkpoint's weights; None: they are not quantized.
@@ -107,6 +110,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None
     windows: tuple[int | None, ...]
     ropes: tuple[RopeParameters | None, ...]
+    states: tuple[StateSpec | None, ...] = ()
     moe: MoEConfig | None = None
     wrapper: str | None = None
     quantization: QuantizationConfig | None = None

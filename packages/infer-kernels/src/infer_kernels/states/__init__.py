@@ -1,0 +1,7 @@
+"""Ops whose sequences have a state of fixed size in place of keys and values: convolutions, the gated delta rule."""
+
+from infer_kernels.states.causal_convolution import ConvolutionActivation, causal_convolution, gated_convolution
+from infer_kernels.states.gated_delta_rule import gated_delta_rule
+from infer_kernels.states.state_rows import StateRows
+
+__all__ = ["ConvolutionActivation", "StateRows", "causal_convolution", "gated_convolution", "gated_delta_rule"]
