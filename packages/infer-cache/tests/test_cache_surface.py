@@ -15,6 +15,7 @@ def test_the_public_names_are_these() -> None:
         "BlockHashes",
         "BlockMap",
         "ContiguousKVCacheManager",
+        "HybridKVCacheManager",
         "KVPool",
         "LayerGroups",
         "LeakedBlock",
@@ -22,6 +23,10 @@ def test_the_public_names_are_these() -> None:
         "PagedCacheView",
         "PagedKVCacheManager",
         "PrefixHit",
+        "SequenceStates",
+        "StateMove",
+        "StatePool",
+        "StateSlots",
         "TableEdit",
         "UnknownSequenceError",
         "describe_leaks",
@@ -37,7 +42,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_managers_import_no_torch() -> None:
     code = (
-        "import sys; from infer_cache import ContiguousKVCacheManager, LayerGroups, PagedKVCacheManager; "
+        "import sys; from infer_cache import ContiguousKVCacheManager, HybridKVCacheManager, LayerGroups; "
+        "from infer_cache import PagedKVCacheManager; HybridKVCacheManager; "
         "manager = PagedKVCacheManager([4], 4); manager.admit('a', 9, manager.find([], 9)); "
         "ContiguousKVCacheManager(2, 2, 2); LayerGroups.by_window([None, 4]); sys.exit('torch' in sys.modules)"
     )

@@ -1,22 +1,26 @@
 """KV cache memory: blocks, block tables, prefix caching, and the view that models attend through.
 
-Knows tokens, blocks and the tensors that hold them; knows no model, no request and no schedule. `KVPool` and
-`PagedCacheView` are imported when they are first used, so that the managers alone never import torch.
+Knows tokens, blocks and the tensors that hold them; knows no model, no request and no schedule. `KVPool`,
+`StatePool` and `PagedCacheView` are imported when they are first used, so that the managers alone never import torch.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
+from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError, UnknownSequenceError
 from infer_cache.block_hashes import BlockHashes
 from infer_cache.block_map import BlockMap
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.layer_groups import LayerGroups
 from infer_cache.leaks import LeakedBlock, describe_leaks
-from infer_cache.paged_manager import AdmissionBudget, PagedKVCacheManager, PrefixHit, TableEdit, UnknownSequenceError
+from infer_cache.paged_manager import AdmissionBudget, PagedKVCacheManager, PrefixHit, TableEdit
 from infer_cache.sliding_window import max_blocks_in_window
+from infer_cache.states.hybrid_manager import HybridKVCacheManager
+from infer_cache.states.sequence_states import SequenceStates, StateMove
+from infer_cache.states.state_slots import StateSlots
 
 if TYPE_CHECKING:
     from infer_cache.pool import KVPool
+    from infer_cache.states.state_pool import StatePool
     from infer_cache.view import PagedCacheView
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "BlockHashes",
     "BlockMap",
     "ContiguousKVCacheManager",
+    "HybridKVCacheManager",
     "KVPool",
     "LayerGroups",
     "LeakedBlock",
@@ -32,6 +37,10 @@ __all__ = [
     "PagedCacheView",
     "PagedKVCacheManager",
     "PrefixHit",
+    "SequenceStates",
+    "StateMove",
+    "StatePool",
+    "StateSlots",
     "TableEdit",
     "UnknownSequenceError",
     "describe_leaks",
@@ -49,5 +58,9 @@ def __getattr__(name: str) -> Any:
             from infer_cache.view import PagedCacheView  # noqa: PLC0415 - imports torch: only when used
 
             return PagedCacheView
+        case "StatePool":
+            from infer_cache.states.state_pool import StatePool  # noqa: PLC0415 - imports torch: only when used
+
+            return StatePool
         case _:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,19 @@ class OutOfBlocksError(RuntimeError):
         )
 
 
+class UnknownSequenceError(KeyError):
+    """A sequence was named that has no blocks."""
+
+    def __init__(self, sequence_id: str) -> None:
+        """Make the error of the sequence `sequence_id`."""
+        super().__init__(sequence_id)
+        self.sequence_id = sequence_id
+
+    def __str__(self) -> str:
+        """Return the message; a `KeyError` would show the bare key."""
+        return f"`sequence_id` {self.sequence_id!r} has no blocks; `admit` it first, and `release` it once."
+
+
 class BlockAllocator:
     """Allocates and frees the ids 0 to `num_blocks - 1`, all-or-nothing, in O(1) per block.
 

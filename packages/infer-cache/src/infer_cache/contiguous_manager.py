@@ -8,10 +8,11 @@ It has the methods of `PagedKVCacheManager`. A sequence gets its whole slot at a
 
 from collections.abc import Sequence
 
-from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError
+from infer_cache.block_allocator import BlockAllocator, OutOfBlocksError, UnknownSequenceError
 from infer_cache.block_map import BlockMap
 from infer_cache.leaks import LeakedBlock
-from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit, UnknownSequenceError
+from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit
+from infer_cache.states.sequence_states import NO_STATES, SequenceStates
 
 _NO_HIT = PrefixHit(0, (0,), ((),), (0,))
 
@@ -42,6 +43,11 @@ class ContiguousKVCacheManager:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self._block_size
+
+    @property
+    def states(self) -> SequenceStates:
+        """The states of sequences: none."""
+        return NO_STATES
 
     @property
     def num_blocks(self) -> int:

@@ -10,20 +10,29 @@ class LayerGroups:
 
     Attributes:
         windows: sliding window of each group's layers in tokens; None keeps all blocks.
-        group_of_layer: group of each layer.
+        group_of_layer: group of each layer; None of a layer that has no keys and values.
     """
 
     windows: tuple[int | None, ...]
-    group_of_layer: tuple[int, ...]
+    group_of_layer: tuple[int | None, ...]
 
     @classmethod
-    def by_window(cls, windows: Sequence[int | None]) -> "LayerGroups":
+    def by_window(cls, windows: Sequence[int | None], *, attends: Sequence[bool] | None = None) -> "LayerGroups":
         """Group layers of equal window, given by layer, so that blocks outside a group's window can be freed.
 
-        The group without a window comes first, then the others, longest window first.
+        The group without a window comes first, then the others, longest window first. Layers that do not attend, by
+        `attends`, are in no group.
         """
-        distinct = sorted(set(windows), key=lambda window: -float("inf") if window is None else -window)
-        return cls(windows=tuple(distinct), group_of_layer=tuple(distinct.index(window) for window in windows))
+        attends = [True] * len(windows) if attends is None else attends
+        of_layers = list(zip(windows, attends, strict=True))
+        distinct = sorted(
+            {window for window, attend in of_layers if attend},
+            key=lambda window: -float("inf") if window is None else -window,
+        )
+        return cls(
+            windows=tuple(distinct),
+            group_of_layer=tuple(distinct.index(window) if attend else None for window, attend in of_layers),
+        )
 
     @classmethod
     def all_in_one(cls, num_layers: int) -> "LayerGroups":

@@ -8,23 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infer_cache.block_allocator import OutOfBlocksError
+from infer_cache.block_allocator import OutOfBlocksError, UnknownSequenceError
 from infer_cache.block_map import BlockMap
 from infer_cache.group_tables import BlockTable, GroupBlockTables
 from infer_cache.leaks import LeakedBlock
-
-
-class UnknownSequenceError(KeyError):
-    """A sequence was named that has no blocks."""
-
-    def __init__(self, sequence_id: str) -> None:
-        """Make the error of the sequence `sequence_id`."""
-        super().__init__(sequence_id)
-        self.sequence_id = sequence_id
-
-    def __str__(self) -> str:
-        """Return the message; a `KeyError` would show the bare key."""
-        return f"`sequence_id` {self.sequence_id!r} has no blocks; `admit` it first, and `release` it once."
+from infer_cache.states.sequence_states import NO_STATES, SequenceStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +33,16 @@ class PrefixHit:
         first_blocks: the first block that the other tokens attend to, by group.
         block_ids: the cached blocks from there on, by group.
         num_shared_tokens: tokens of those blocks that other sequences reference, by group: they cost no free memory.
+        state_slot: the slot of the state after those tokens; None where nothing was found or the model has no states.
+        num_cached_keys: tokens whose keys and values are cached where a state after them may not be.
     """
 
     num_tokens: int
     first_blocks: tuple[int, ...]
     block_ids: tuple[tuple[int, ...], ...]
     num_shared_tokens: tuple[int, ...]
+    state_slot: int | None = None
+    num_cached_keys: int = 0
 
 
 class AdmissionBudget:
@@ -117,6 +109,11 @@ class PagedKVCacheManager:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self._block_size
+
+    @property
+    def states(self) -> SequenceStates:
+        """The states of sequences: none."""
+        return NO_STATES
 
     @property
     def groups(self) -> Sequence[GroupBlockTables]:

@@ -20,7 +20,7 @@ class KVPool:
     def __init__(
         self,
         *,
-        group_of_layer: Sequence[int],
+        group_of_layer: Sequence[int | None],
         num_blocks: Sequence[int],
         kv_heads: int,
         block_size: int,
@@ -32,7 +32,7 @@ class KVPool:
         """Allocate the memory, once; groups of no blocks are legal.
 
         Args:
-            group_of_layer: group of each layer.
+            group_of_layer: group of each layer; None of a layer that has no keys and values.
             num_blocks: blocks of each layer of a group, by group.
             kv_heads: key and value heads of a layer.
             block_size: tokens of a block.
@@ -56,7 +56,7 @@ class KVPool:
                 raise ValueError(f"`{name}` is {size}; it must be at least 1.")
         if min(num_blocks, default=0) < 0:
             raise ValueError(f"`num_blocks` is {list(num_blocks)}; each must be at least 0.")
-        if not all(0 <= group < len(num_blocks) for group in group_of_layer):
+        if not all(group is None or 0 <= group < len(num_blocks) for group in group_of_layer):
             raise ValueError(
                 f"`group_of_layer` is {list(group_of_layer)} but `num_blocks` is of {len(num_blocks)} groups; number "
                 "the groups from 0."
@@ -84,9 +84,9 @@ class KVPool:
                 return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        def allocate() -> tuple[Tensor, ...]:
+        def allocate() -> dict[int, Tensor]:
             layers = [iter(allocate_group(group).unbind()) for group in range(len(num_blocks))]
-            return tuple(next(layers[group]) for group in group_of_layer)
+            return {layer: next(layers[group]) for layer, group in enumerate(group_of_layer) if group is not None}
 
         self._key_caches = allocate()
         self._value_caches = allocate()
@@ -103,8 +103,23 @@ class KVPool:
 
     @property
     def num_layers(self) -> int:
-        """Layers that have a cache."""
+        """Layers, with keys and values or without."""
         return len(self._group_of_layer)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of keys and values."""
+        return next(iter(self._key_caches.values())).device
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values."""
+        return tuple(self._key_caches)
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads of a layer."""
+        return next(iter(self._key_caches.values())).shape[1]
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
@@ -120,8 +135,10 @@ class KVPool:
         return f"{name} {[(scales.keys, scales.values) for scales in self._scales]}"
 
     def group(self, layer: int) -> int:
-        """Return the group of a layer."""
-        return self._group_of_layer[layer]
+        """Return the group of a layer that has keys and values."""
+        group = self._group_of_layer[layer]
+        assert group is not None, "the layer has no keys and values"
+        return group
 
     def scales(self, layer: int) -> KVScales:
         """Return the factors of a layer's fp8 codes."""

@@ -2,7 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from infer_kernels import paged_attention, qk_norm_rope_store
+from infer_kernels import (
+    causal_convolution,
+    gated_convolution,
+    gated_delta_rule,
+    paged_attention,
+    qk_norm_rope_store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,16 +16,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infer_cache.pool import KVPool
-    from infer_kernels import AttentionPlan, KVSlots, QKNorm, Rotary
+    from infer_cache.states.state_pool import StatePool
+    from infer_kernels import AttentionPlan, ConvolutionActivation, KVSlots, QKNorm, Rotary, StateRows
     from infer_models.attention import AttentionSpec
 
 
 class PagedCacheView:
-    """Implements `infer_models.attention.KVCacheView` over a `KVPool`, for one step's flat batch of tokens."""
+    """Implements `infer_models.attention.KVCacheView` over a `KVPool`, for one step's flat batch of tokens.
 
-    __slots__ = ("_plans", "_pool", "_slots")
+    Layers with states need a `StatePool` too.
+    """
 
-    def __init__(self, pool: "KVPool", *, slots: "Sequence[KVSlots]", plans: "Sequence[AttentionPlan]") -> None:
+    __slots__ = ("_plans", "_pool", "_slots", "_states")
+
+    def __init__(
+        self,
+        pool: "KVPool",
+        *,
+        slots: "Sequence[KVSlots]",
+        plans: "Sequence[AttentionPlan]",
+        states: "tuple[StatePool, StateRows] | None" = None,
+    ) -> None:
         """View `pool` for one step.
 
         Args:
@@ -27,7 +44,9 @@ class PagedCacheView:
             slots: slots where the keys and values of this step's tokens are stored, by group of layers.
             plans: rows and blocks of each sequence, by group of layers, from `infer_kernels.plan_attention` with
                 lengths that include this step's tokens.
+            states: the states of all layers, and those that this step reads and writes; None: the model has none.
         """
+        self._states = states
         self._pool = pool
         self._slots = slots
         self._plans = plans
@@ -62,3 +81,34 @@ class PagedCacheView:
             sinks=sinks,
             scales=scales,
         )
+
+    def convolve(
+        self,
+        layer: int,
+        x: "Tensor",
+        weight: "Tensor",
+        *,
+        bias: "Tensor | None" = None,
+        activation: "ConvolutionActivation | None" = None,
+    ) -> "Tensor":
+        """Convolve each sequence's rows, x [tokens, channels], after its last inputs, and keep the new ones."""
+        pool, rows = self._of_states()
+        return causal_convolution(x, pool.convolution(layer), rows, weight, bias=bias, activation=activation)
+
+    def convolve_gated(self, layer: int, bcx: "Tensor", weight: "Tensor", *, bias: "Tensor | None" = None) -> "Tensor":
+        """The same between two gates, of bcx [tokens, 3 * channels]."""
+        pool, rows = self._of_states()
+        return gated_convolution(bcx, pool.convolution(layer), rows, weight, bias=bias)
+
+    def apply_delta_rule(
+        self, layer: int, qkv: "Tensor", a: "Tensor", b: "Tensor", *, a_log: "Tensor", dt_bias: "Tensor", key_heads: int
+    ) -> "Tensor":
+        """Compute each sequence's rows after the layer's matrices, and keep the new ones."""
+        pool, rows = self._of_states()
+        return gated_delta_rule(
+            qkv, a, b, pool.matrices(layer), rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads
+        )
+
+    def _of_states(self) -> "tuple[StatePool, StateRows]":
+        assert self._states is not None, "the cache has no states"
+        return self._states

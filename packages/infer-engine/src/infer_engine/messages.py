@@ -48,6 +48,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
         banned_sequences: sequences of tokens that must not be generated: the request's `bad_words`.
         call_heads: where the grammar begins: it is that of arguments, which follow these heads; None: at the beginning.
+        message_starts: positions of the prompt at which messages of a conversation may begin, ascending: a later prompt
+            may differ from there on.
         generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
             preemption, and goes on behind them; `max_tokens` counts them.
     """
@@ -63,6 +65,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grammar: str | None = None
     banned_sequences: list[list[int]] = []
     call_heads: CallHeads | None = None
+    message_starts: list[int] = []
     generated_token_ids: list[int] = []
 
 

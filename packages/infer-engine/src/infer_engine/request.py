@@ -47,6 +47,7 @@ class Request:
         seed: seed of the random draws.
         banned_sequences: sequences of tokens that it must not generate.
         constraint: which tokens may come next; None: all.
+        message_starts: positions at which messages of its prompt may begin, ascending.
         block_hashes: hashes of its full blocks; None if it shares no blocks.
         state: its state; the scheduler moves it between WAITING, PREFILL and DECODE.
         num_computed_tokens: leading tokens that are computed or reused.
@@ -77,6 +78,7 @@ class Request:
         "last_step",
         "max_length",
         "max_tokens",
+        "message_starts",
         "num_cached_tokens",
         "num_computed_once",
         "num_computed_tokens",
@@ -116,6 +118,7 @@ class Request:
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
         self.seed = submission.seed
         self.banned_sequences = submission.banned_sequences
+        self.message_starts = submission.message_starts
         self.block_hashes = block_hashes
         self.constraint = constraint
         self.state = RequestState.WAITING

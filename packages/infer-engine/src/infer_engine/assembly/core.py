@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from infer_cache import HybridKVCacheManager, StateSlots
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.paged_manager import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
@@ -115,6 +116,7 @@ def build_core(
             num_blocks=loaded.num_blocks,
             windows=loaded.windows,
             block_size=loaded.info.block_size,
+            state_slots=loaded.state_slots,
         ),
         build_scheduler=lambda manager: build_scheduler(config, manager, loaded.limits),
     )
@@ -165,8 +167,21 @@ def build_kv_cache_manager(
     num_blocks: Sequence[int],
     windows: Sequence[int | None],
     block_size: int,
+    state_slots: StateSlots | None = None,
 ) -> KVCacheManager:
-    """Return the KV cache manager; each group of layers has its number of blocks and its sliding window, or None."""
+    """Return the KV cache manager; each group of layers has its number of blocks and its sliding window, or None.
+
+    `state_slots` are those of a model with states.
+    """
+    if state_slots is not None:
+        return HybridKVCacheManager(
+            num_blocks,
+            block_size,
+            slots=state_slots,
+            windows=windows,
+            max_chunk=limits.prefill_chunk_size,
+            keeps_prefixes=config.caches_prefixes,
+        )
     match config.resolved_kv_cache_backend:
         case "contiguous":
             (num_blocks_of_all,) = num_blocks

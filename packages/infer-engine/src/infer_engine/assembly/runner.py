@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from infer_cache import KVPool
+from infer_cache import KVPool, StatePool, StateSlots
 from infer_engine.executor.executor import RankOptions, Workers
 from infer_engine.executor.messages import CaptureSteps, MeasureCaptures
 from infer_engine.executor.parallel_model import ParallelModel
@@ -17,7 +17,7 @@ from infer_engine.model_runner.graph_runner import DeviceSteps, allocate_device_
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.loading.memory_profile import measure_step_bytes
-from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank
+from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank, slots_per_sequence
 from infer_engine.model_runner.loading.warm_up import warm_up_gpu
 from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.processes.processors import limit_threads
@@ -46,6 +46,7 @@ class LoadedRunner:
         runner: executes schedules.
         limits: limits of a step.
         num_blocks: number of KV blocks, by group of layers.
+        state_slots: the slots of sequences' states; None if the model has none.
         windows: sliding window, or None, by group of layers.
         kv_format: how blocks hold keys and values, a part of their hashes.
         first_position: where sequences begin, by their longest length; None: all at 0.
@@ -57,6 +58,7 @@ class LoadedRunner:
     runner: StepRunner
     limits: SchedulerLimits
     num_blocks: tuple[int, ...]
+    state_slots: StateSlots | None
     windows: tuple[int | None, ...]
     kv_format: str
     first_position: Callable[[int], int] | None
@@ -113,7 +115,8 @@ def _build_runner(
     config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
     rank_model, device = loaded.rank_model, loaded.rank_model.device
     model = rank_model if workers is None else ParallelModel(rank_model, workers)
-    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
+    plans_on_device = device.type in TRITON_DEVICES and not loaded.has_states
+    steps = allocate_device_steps(loaded) if plans_on_device else None
     input_buffers = (
         loaded.allocate_input_buffers(has_metadata=workers is not None) if steps is None else steps.input_buffers
     )
@@ -130,16 +133,22 @@ def _build_runner(
             workers.allocate_cache([1] * len(loaded.groups.windows))
         step_bytes = _measure_step_bytes(loaded, steps, new_runner(model_config.vocab_size), workers=workers)
     memory = kv_memory(config, device=device, activation_bytes=step_bytes)
-    kv = loaded.size_cache(memory if workers is None else workers.least_memory(memory))
-    pool = loaded.allocate_pool(kv.num_blocks)
+    memory = memory if workers is None else workers.least_memory(memory)
+    states = loaded.size_states(memory)
+    if states.num_slots:
+        logger.info("States: %d slots of %.1f MiB", states.num_slots, states.bytes_per_slot / 2**20)
+    kv = loaded.size_cache(states.beside(memory))
+    pool, state_pool = loaded.allocate_pool(kv.num_blocks), loaded.allocate_state_pool(states.num_slots)
     if workers is not None:
         workers.allocate_cache(kv.num_blocks)
     runner = new_runner(vocab_size)
     report = None
     if steps is None:
         rank_model.use_cache(
-            loaded.host_planned_views(pool),
-            graph=None if workers is not None else _capture_on_cpu(loaded, pool, max_seq_len=kv.max_seq_len),
+            loaded.host_planned_views(pool, state_pool),
+            graph=None
+            if workers is not None
+            else _capture_on_cpu(loaded, pool, state_pool, max_seq_len=kv.max_seq_len),
         )
         warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
     else:
@@ -160,6 +169,7 @@ def _build_runner(
         max_seq_len=kv.max_seq_len,
         num_kv_blocks=sum(kv.num_blocks),
         block_size=loaded.block_size,
+        num_state_slots=states.num_slots,
         max_batch_size=limits.max_batch_size,
         num_ranks=config.tensor_parallel_size,
         cuda_graphs=None if report is None else str(report),
@@ -168,6 +178,13 @@ def _build_runner(
         runner=runner,
         limits=limits,
         num_blocks=kv.num_blocks,
+        state_slots=None
+        if state_pool is None
+        else StateSlots(
+            states.num_slots,
+            slots_per_sequence=slots_per_sequence(config, device),
+            keeps_states=config.caches_prefixes,
+        ),
         windows=loaded.groups.windows,
         kv_format=pool.kv_format,
         first_position=loaded.first_position,
@@ -183,7 +200,8 @@ def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
     `loaded` must be a whole model, which no engine uses.
     """
     device, limits = loaded.rank_model.device, loaded.limits
-    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
+    plans_on_device = device.type in TRITON_DEVICES and not loaded.has_states
+    steps = allocate_device_steps(loaded) if plans_on_device else None
     sampler = Sampler(
         vocab_size=loaded.model_config.vocab_size,
         max_rows=limits.max_batch_size,
@@ -200,7 +218,8 @@ def _measure_step_bytes(
 ) -> int:
     """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group."""
     pool = loaded.allocate_pool([1] * len(loaded.groups.windows))
-    loaded.rank_model.use_cache(loaded.host_planned_views(pool) if steps is None else steps.views(pool))
+    states = loaded.allocate_state_pool(0)  # made-up requests have none
+    loaded.rank_model.use_cache(loaded.host_planned_views(pool, states) if steps is None else steps.views(pool))
     step_bytes = measure_step_bytes(
         runner,
         max_tokens=loaded.max_step_tokens,
@@ -215,9 +234,11 @@ def _measure_step_bytes(
     return step_bytes + steps.measure_captures(pool)
 
 
-def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CPUGraph | None:
+def _capture_on_cpu(
+    loaded: LoadedRank, pool: KVPool, state_pool: StatePool | None, *, max_seq_len: int
+) -> CPUGraph | None:
     """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
-    is_on_cpu = pool.key_cache(0).is_cpu
+    is_on_cpu = pool.device.type == "cpu"
     if not is_on_cpu or loaded.config.use_cpu_graphs is False or library(DTYPES[loaded.dtype]) is None:
         return None
     try:
@@ -227,6 +248,7 @@ def _capture_on_cpu(loaded: LoadedRank, pool: KVPool, *, max_seq_len: int) -> CP
             max_tokens=loaded.max_step_tokens,
             max_seqs=loaded.limits.max_batch_size,
             max_seq_len=max_seq_len,
+            state_pool=state_pool,
         )
     except NotCapturableError as error:
         logger.info("Steps are not captured: %s", error)

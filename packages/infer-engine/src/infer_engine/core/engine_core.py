@@ -253,6 +253,7 @@ class EngineCore:
         started = self._clock()
         try:
             schedule = make_schedule()
+            self._scheduler.move_states(schedule)
         except Exception as error:
             logger.exception("Scheduling failed; all running requests are computed again.")
             self._recover_scheduling(self._scheduler.current, error, outputs)

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
 
+_MOST_STARTS = 16  # special tokens of a prompt that are told to the core
+
 _CHARACTERS_OF_A_TOOL = 1_000  # about: a description and a schema
 
 _KEPT_STOP_RULES = 16  # clients send the same stop strings again and again
@@ -51,10 +53,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputLimits:
-    """Limits of a request: token ids below `vocab_size`, prompt plus generated tokens at most `max_seq_len`."""
+    """Limits of a request: token ids below `vocab_size`, prompt plus generated tokens at most `max_seq_len`.
+
+    With `has_states` the core is told where messages begin: the model's layers have states, of which it keeps some.
+    """
 
     vocab_size: int
     max_seq_len: int
+    has_states: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +161,7 @@ class InputProcessor:
                     grammar=grammar,
                     call_heads=call_heads,
                     banned_sequences=banned,
+                    message_starts=self._message_starts(prompt),
                 ),
                 output_processor=_refuse_if_tokenizer_fails(
                     lambda: self._make_output_processor(request, prompt, form, rules)
@@ -232,6 +239,13 @@ class InputProcessor:
         if self._chat_formats is None:
             raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {ChatTemplateMissingError()}")
         return self._chat_formats
+
+    def _message_starts(self, prompt: list[int]) -> list[int]:
+        """Return the positions of the last special tokens: templates begin and end messages with such."""
+        if not self._limits.has_states:
+            return []
+        special_ids = self._tokenizer.special_ids
+        return [position for position, token_id in enumerate(prompt) if token_id in special_ids][-_MOST_STARTS:]
 
     def _make_output_processor(
         self, request: GenerateRequest, prompt: list[int], form: AnswerForm | None, rules: StopRules

@@ -46,7 +46,9 @@ class ModelRunner:
             raise _no_memory(len(schedule.items), error) from error
 
     def _forward(self, schedule: Schedule) -> ComputedPass:
-        batch = self._input_buffers.build(schedule.items, schedule.table_edits, decodes=schedule.decodes)
+        batch = self._input_buffers.build(
+            schedule.items, schedule.table_edits, decodes=schedule.decodes, state_moves=schedule.state_moves
+        )
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, self._latest_tokens)
         hidden = self._model.hidden_states(batch)

@@ -25,6 +25,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: token ids are in [0, vocab_size).
         max_seq_len: prompt plus generated tokens of one request.
         num_kv_blocks: blocks of the KV cache.
+        num_state_slots: slots for the states of sequences; 0 for a model without states.
         block_size: tokens of one block.
         max_batch_size: requests computed in one step.
         num_replicas: copies of the model; blocks and batch are those of all of them.
@@ -44,6 +45,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_seq_len: int
     num_kv_blocks: int
+    num_state_slots: int = 0
     block_size: int
     max_batch_size: int
     num_replicas: int = 1

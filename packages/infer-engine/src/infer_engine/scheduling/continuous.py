@@ -192,7 +192,9 @@ class ContinuousScheduler(BaseScheduler):
         num_tokens = budget.chunk_size(request.num_uncomputed_tokens)
         if not num_tokens:
             return
-        end = request.num_computed_tokens + num_tokens
+        start = request.num_computed_tokens
+        end = self._kv_cache_manager.states.chunk_end(request.request_id, start, start + num_tokens)
+        num_tokens = end - start
         if end > request.capacity and not self._batch.extend_or_preempt(request, end, schedule):
             return
         self._batch.cache_blocks(request, end, schedule)

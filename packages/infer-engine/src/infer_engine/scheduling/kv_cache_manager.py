@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from infer_cache import SequenceStates
 from infer_cache.block_map import BlockMap
 from infer_cache.leaks import LeakedBlock
 from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit
@@ -14,6 +15,10 @@ class KVCacheManager(Protocol):
     @property
     def block_size(self) -> int:
         """Tokens of one block."""
+
+    @property
+    def states(self) -> SequenceStates:
+        """The states of sequences, of which most models have none."""
 
     @property
     def num_blocks(self) -> int:

@@ -55,6 +55,9 @@ class RunningBatch:
         insort(self._requests, request, key=self._rank)
         schedule.table_edits += [(request.row, edit) for edit in edits]
         schedule.admitted.append(request)
+        if request.block_hashes is not None:
+            starts = (*request.message_starts, hit.num_cached_keys)
+            self._kv_cache_manager.states.keep(request.request_id, starts)
         if hit.num_tokens:
             request.skip_reused(hit.num_tokens)
             self._note_reader(request, schedule)

@@ -1,8 +1,11 @@
 """`Schedule`: the requests and tokens of one pass; `SchedulerLimits` and `StepBudget` bound it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from infer_cache import StateMove
 from infer_cache.paged_manager import TableEdit
+from infer_cache.states.sequence_states import NO_MOVES
 from infer_engine.request import Request
 
 RowEdit = tuple[int, TableEdit]
@@ -43,6 +46,7 @@ class Schedule:
         items: (request, number of tokens). A request is sampled if no tokens are left to compute afterwards.
         decodes: their requests, if the scheduler knows that each is one token after a prompt; else None.
         table_edits: changes of the block tables since the last pass, each with its row.
+        state_moves: by request id, the slots of its state; empty where the model has no states.
         admitted: requests that left the queue in this pass.
         preempted: requests that lost their memory in this pass and are first in the queue.
         pending_hashes: hashes of the blocks that this pass computes. Requests may reuse them in the same pass, as each
@@ -54,6 +58,7 @@ class Schedule:
     items: list[tuple[Request, int]] = field(default_factory=list)
     decodes: list[Request] | None = None
     table_edits: list[RowEdit] = field(default_factory=list)
+    state_moves: Mapping[str, StateMove] = NO_MOVES
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     pending_hashes: set[bytes] = field(default_factory=set)
@@ -68,8 +73,8 @@ class Schedule:
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
 
     def only(self, items: list[tuple[Request, int]]) -> "Schedule":
-        """Return a schedule of `items`, with the same table edits."""
-        return Schedule(items=items, table_edits=self.table_edits)
+        """Return a schedule of `items`, with the same table edits and states."""
+        return Schedule(items=items, table_edits=self.table_edits, state_moves=self.state_moves)
 
 
 class StepBudget:

@@ -8,9 +8,9 @@ Everything that differs from step to step is read from buffers of fixed place.
 import torch
 from torch import Tensor
 
-from infer_cache import KVPool, PagedCacheView
+from infer_cache import KVPool, PagedCacheView, StatePool
 from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
-from infer_kernels import KVSlots, plan_attention
+from infer_kernels import KVSlots, StateRows, plan_attention
 from infer_kernels.cpu import CapturedStep
 from infer_models import CausalLM
 
@@ -21,7 +21,16 @@ class CPUGraph:
     Implements `StepGraph`.
     """
 
-    def __init__(self, model: CausalLM, pool: KVPool, *, max_tokens: int, max_seqs: int, max_seq_len: int) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: KVPool,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_seq_len: int,
+        state_pool: StatePool | None = None,
+    ) -> None:
         """Capture the step of up to `max_tokens` tokens; nothing is computed.
 
         Raises:
@@ -47,8 +56,16 @@ class CPUGraph:
             )
             for block_table in self._block_tables
         ]
+        self._state_slots = [torch.full((max_seqs,), -1, dtype=torch.int32) for _ in ("read", "write")]
+        states = None
+        if state_pool is not None:
+            read, write = self._state_slots
+            states = state_pool, StateRows(query_start=self._query_start, read=read, write=write)
         view = PagedCacheView(
-            pool, slots=[KVSlots(each, block_size=pool.block_size) for each in self._slots], plans=plans
+            pool,
+            slots=[KVSlots(each, block_size=pool.block_size) for each in self._slots],
+            plans=plans,
+            states=states,
         )
         self._kept_alive = (model, view)
         self._step = CapturedStep(max_tokens, max_seqs)
@@ -66,6 +83,9 @@ class CPUGraph:
         self._seq_lens[:num_seqs] = batch.seq_lens
         for kept, given in zip(self._block_tables, batch.gather_block_tables(), strict=True):
             kept[:num_seqs, : given.shape[1]] = given
+        if batch.state_rows is not None:
+            for kept, given in zip(self._state_slots, (batch.state_rows.read, batch.state_rows.write), strict=True):
+                kept[:num_seqs] = given
         self._step.replay(num_tokens, num_seqs)
         return self._hidden[:num_tokens]
 

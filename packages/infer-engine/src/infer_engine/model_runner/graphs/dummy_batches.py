@@ -124,7 +124,7 @@ class DummyBatches:
 
     def write_noise(self) -> None:
         """Let the blocks of the batches hold noise, and all others NaN."""
-        generator = torch.Generator(self._pool.key_cache(0).device).manual_seed(0)
+        generator = torch.Generator(self._pool.device).manual_seed(0)
         for used, unused in self._caches():
             for part in used:
                 cache_rows.fill_with_noise(part, generator)
@@ -138,13 +138,13 @@ class DummyBatches:
 
     def clear(self) -> None:
         """Let all blocks be zeros."""
-        for layer in range(self._pool.num_layers):
+        for layer in self._pool.layers:
             self._pool.key_cache(layer).zero_()
             self._pool.value_cache(layer).zero_()
 
     def _caches(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Yield, of each layer's keys and values, the blocks of the batches and the others, some at a time."""
-        for layer in range(self._pool.num_layers):
+        for layer in self._pool.layers:
             first, end = self._first_used, self._ends_of_used[self._pool.group(layer)]
             for cache in (self._pool.key_cache(layer), self._pool.value_cache(layer)):
                 used, unused = (torch.split(part, _BLOCKS_AT_ONCE) for part in (cache[first:end], cache[end:]))

@@ -328,7 +328,7 @@ class GraphChecker:
         """Overwrite what the step is to compute with `value`."""
         self._graphs.hidden(batch.shape).fill_(value)
         self._forget_tokens(batch)
-        for layer in range(self._pool.num_layers):
+        for layer in self._pool.layers:
             for cache in (self._pool.key_cache(layer), self._pool.value_cache(layer)):
                 cache_rows.overwrite_rows(cache, self._stored(batch, layer), value)
 
@@ -340,7 +340,7 @@ class GraphChecker:
         """Return copies of what the step has computed."""
         hidden = self._graphs.hidden(batch.shape)[: batch.num_tokens].clone()
         results = [hidden]
-        for layer in range(self._pool.num_layers):
+        for layer in self._pool.layers:
             stored = self._stored(batch, layer)
             caches = self._pool.key_cache(layer), self._pool.value_cache(layer)
             results += [cache_rows.read_rows(cache, stored) for cache in caches]

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from infer_cache import KVPool, PagedCacheView
+from infer_cache import KVPool, PagedCacheView, StatePool
 from infer_engine.model_runner.inputs.forward_batch import DeviceInputs, ForwardBatch
 from infer_kernels import AttentionBuffers, AttentionPlan, KVSlots, plan_attention, plan_attention_on_device
 
@@ -19,9 +19,12 @@ class CacheViews(Protocol):
 class HostPlannedViews:
     """Views whose plans are made from the host's tensors. Implements `CacheViews`."""
 
-    def __init__(self, pool: KVPool, *, device: torch.device, batch_invariant: bool) -> None:
-        """View `pool`, which is on `device`."""
+    def __init__(
+        self, pool: KVPool, *, device: torch.device, batch_invariant: bool, state_pool: StatePool | None = None
+    ) -> None:
+        """View `pool`, and the states in `state_pool` if the model has some; both are on `device`."""
         self._pool = pool
+        self._state_pool = state_pool
         self._device = device
         self._batch_invariant = batch_invariant
 
@@ -39,7 +42,7 @@ class HostPlannedViews:
             )
             for block_table in batch.gather_block_tables()
         ]
-        return _cache_view(self._pool, batch, plans)
+        return _cache_view(self._pool, batch, plans, self._state_pool)
 
 
 class DevicePlannedViews:
@@ -89,9 +92,15 @@ class DevicePlannedViews:
 
     def dirty_semaphores(self) -> None:
         """Set them to what a launch that failed may leave, to see that `zero_semaphores` is not forgotten."""
-        self._buffers.semaphores(self._pool.key_cache(0).shape[1]).fill_(1)
+        self._buffers.semaphores(self._pool.kv_heads).fill_(1)
 
 
-def _cache_view(pool: KVPool, batch: DeviceInputs, plans: list[AttentionPlan]) -> PagedCacheView:
+def _cache_view(
+    pool: KVPool, batch: DeviceInputs, plans: list[AttentionPlan], state_pool: StatePool | None = None
+) -> PagedCacheView:
     slots = [KVSlots(each, block_size=pool.block_size) for each in batch.slots]
-    return PagedCacheView(pool, slots=slots, plans=plans)
+    states = None
+    if state_pool is not None:
+        assert batch.state_rows is not None, "the batch has no slots of states"
+        states = state_pool, batch.state_rows
+    return PagedCacheView(pool, slots=slots, plans=plans, states=states)

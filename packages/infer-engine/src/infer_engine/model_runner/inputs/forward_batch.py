@@ -1,6 +1,6 @@
 """`ForwardBatch`: the inputs of a forward pass as one flat batch of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_kernels import DeviceMetadata
+from infer_cache import StateMove
+from infer_kernels import DeviceMetadata, StateRows
 
 if TYPE_CHECKING:
     from infer_engine.model_runner.inputs.staged_step import StagedStep
@@ -43,6 +44,7 @@ class DeviceInputs:
         slots: by group of layers, [rows]: the slot of each token's keys and values, `block * block_size + offset`; -1
             for rows that are not stored: padding, and tokens whose keys and values are cached.
         metadata: by group of layers, the sequences, padding included; None if the device reads none.
+        state_rows: the sequences and the slots of their states, padding included; None if the model has no states.
     """
 
     shape: BatchShape
@@ -50,6 +52,7 @@ class DeviceInputs:
     position_ids: Tensor
     slots: tuple[Tensor, ...]
     metadata: tuple[DeviceMetadata, ...] | None
+    state_rows: StateRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +91,10 @@ class BatchParts:
     """Views of the parts of a batch in one buffer, on the host as arrays and on the device as tensors, all int32.
 
     parts      input ids │ positions │ slots of each group │ logits indices │ sequences: query starts, lengths, phases,
-    elements     rows    │   rows    │       rows          │    sequences   │ rows of their block tables
+    elements     rows    │   rows    │       rows          │    sequences   │ rows of their block tables; their states
 
-    The sequences are there only if the device reads them. Where a part lies depends on the shape of the batch alone, so
+    The sequences are there only if the device reads them, the states, which begin with query starts of their own, only
+    if the model has some. Where a part lies depends on the shape of the batch alone, so
     that a captured step finds it.
 
     Attributes:
@@ -103,6 +107,9 @@ class BatchParts:
         seq_lens: [seqs].
         is_prefill: [seqs].
         block_rows: [seqs].
+        state_starts: [seqs + 1], or None like those below if the model has no states.
+        state_reads: [seqs].
+        state_writes: [seqs].
         logits_indices_on_device: the tensor of that part.
         inputs: what the device reads.
     """
@@ -119,12 +126,18 @@ class BatchParts:
         "seq_lens",
         "size",
         "slots",
+        "state_reads",
+        "state_starts",
+        "state_writes",
     )
 
     query_start: npt.NDArray[np.int32] | None
     seq_lens: npt.NDArray[np.int32] | None
     is_prefill: npt.NDArray[np.int32] | None
     block_rows: npt.NDArray[np.int32] | None
+    state_starts: npt.NDArray[np.int32] | None
+    state_reads: npt.NDArray[np.int32] | None
+    state_writes: npt.NDArray[np.int32] | None
 
     def __init__(
         self,
@@ -134,6 +147,7 @@ class BatchParts:
         shape: BatchShape,
         num_groups: int,
         tables_on_device: tuple[Tensor, ...] | None,
+        has_states: bool = False,
     ) -> None:
         """View the beginnings of `host` and `device`, int32 buffers of equal size.
 
@@ -143,6 +157,9 @@ class BatchParts:
         sizes = [rows] * (2 + num_groups) + [seqs]
         if tables_on_device is not None:
             sizes += [seqs + 1, seqs, seqs, seqs]
+        of_states = slice(len(sizes), len(sizes) + 3)
+        if has_states:
+            sizes += [seqs + 1, seqs, seqs]
         ends = np.cumsum(sizes).tolist()
         self.size: int = ends[-1]
         array: npt.NDArray[np.int32] = host.numpy()
@@ -150,12 +167,14 @@ class BatchParts:
         self.input_ids, self.position_ids = pieces[:2]
         self.slots = array[2 * rows : (2 + num_groups) * rows].reshape(num_groups, rows)
         self.logits_indices = pieces[2 + num_groups]
-        self.query_start, self.seq_lens, self.is_prefill, self.block_rows = pieces[3 + num_groups :] or (None,) * 4
+        of_sequences = slice(3 + num_groups, of_states.start)
+        self.query_start, self.seq_lens, self.is_prefill, self.block_rows = pieces[of_sequences] or (None,) * 4
+        self.state_starts, self.state_reads, self.state_writes = pieces[of_states] or (None,) * 3
         on_device = torch.split(device[: self.size], sizes)
         self.logits_indices_on_device = on_device[2 + num_groups]
         metadata = None
         if tables_on_device is not None:
-            query_start, seq_lens, is_prefill, block_rows = on_device[-4:]
+            query_start, seq_lens, is_prefill, block_rows = on_device[of_sequences]
             metadata = tuple(
                 DeviceMetadata(
                     query_start=query_start,
@@ -172,9 +191,27 @@ class BatchParts:
             position_ids=on_device[1],
             slots=on_device[2 : 2 + num_groups],
             metadata=metadata,
+            state_rows=_state_rows(*on_device[of_states]) if has_states else None,
         )
 
     @property
     def shape(self) -> BatchShape:
         """Shape of the batch, padding included."""
         return self.inputs.shape
+
+    def write_states(self, query_start: npt.NDArray[np.int32], moves: Sequence[StateMove]) -> None:
+        """Write the slots of the states of a batch's sequences; none where `moves` is empty, and none of padding."""
+        if self.state_starts is None:
+            return
+        assert self.state_reads is not None
+        assert self.state_writes is not None
+        self.state_starts[: len(query_start)] = query_start
+        self.state_starts[len(query_start) :] = query_start[-1]
+        for part in (self.state_reads, self.state_writes):
+            part[len(moves) :] = -1
+        if moves:
+            self.state_reads[: len(moves)], self.state_writes[: len(moves)] = np.array(moves, np.int32).T
+
+
+def _state_rows(query_start: Tensor, read: Tensor, write: Tensor) -> StateRows:
+    return StateRows(query_start=query_start, read=read, write=write)

@@ -1,12 +1,14 @@
 """`InputBuffers`: builds the inputs of a step from its requests, and copies them to the device at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from infer_cache import StateMove
+from infer_cache.states.sequence_states import NO_MOVES
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.step_buffers import StepBuffers
@@ -29,6 +31,7 @@ class InputBuffers(StepBuffers):
         has_metadata: bool = False,
         padded_shapes: PaddedShapes | None = None,
         first_position: Callable[[int], int] | None = None,
+        has_states: bool = False,
     ) -> None:
         """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
 
@@ -42,6 +45,7 @@ class InputBuffers(StepBuffers):
             has_metadata: keep block tables and the sequences of a batch on the device.
             padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
             first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
+            has_states: the model has layers with states.
         """
         super().__init__(
             max_tokens=max_tokens,
@@ -51,6 +55,7 @@ class InputBuffers(StepBuffers):
             num_groups=num_groups,
             device=device,
             has_metadata=has_metadata,
+            has_states=has_states,
         )
         self._first_position = first_position
         self._padded_shapes = padded_shapes
@@ -63,11 +68,16 @@ class InputBuffers(StepBuffers):
         self._latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
 
     def build(
-        self, items: Sequence[tuple[Request, int]], edits: Sequence[RowEdit], *, decodes: list[Request] | None = None
+        self,
+        items: Sequence[tuple[Request, int]],
+        edits: Sequence[RowEdit],
+        *,
+        decodes: list[Request] | None = None,
+        state_moves: Mapping[str, StateMove] = NO_MOVES,
     ) -> ForwardBatch:
         """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens).
 
-        `decodes` are the requests of `items`, if all are known to decode.
+        `decodes` are the requests of `items`, if all are known to decode. `state_moves` are the slots of their states.
         """
         self._await_copy()
         if edits:
@@ -75,7 +85,7 @@ class InputBuffers(StepBuffers):
         if decodes is None:
             decodes = [request for request, _ in items if request.state is RequestState.DECODE]
         if len(decodes) == len(items):
-            return self._build_decodes(decodes)
+            return self._build_decodes(decodes, [state_moves[request.request_id] for request in decodes if state_moves])
         per_item = np.array(
             [
                 (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, r.num_tokens)
@@ -117,9 +127,10 @@ class InputBuffers(StepBuffers):
             is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompt_lens)),
             rows=rows,
             has_pending_tokens=int(input_ids.min()) < 0,
+            moves=[state_moves[request.request_id] for request, _ in items if state_moves],
         )
 
-    def _build_decodes(self, requests: list[Request]) -> ForwardBatch:
+    def _build_decodes(self, requests: list[Request], moves: list[StateMove]) -> ForwardBatch:
         """Return the batch of one decode for each of `requests`: the fast path of most steps."""
         total = len(requests)
         parts = self._place(total, total, is_decode_only=True)
@@ -149,6 +160,7 @@ class InputBuffers(StepBuffers):
             is_prefill=self._no_prefill[:total],
             rows=rows,
             has_pending_tokens=min(input_ids) < 0,
+            moves=moves,
             writes_sequences=not is_same,
         )
 
@@ -208,6 +220,7 @@ class InputBuffers(StepBuffers):
         is_prefill: Tensor,
         rows: NDArray[np.int32],
         has_pending_tokens: bool,
+        moves: Sequence[StateMove] = (),
         writes_sequences: bool = True,
     ) -> ForwardBatch:
         """Write the rest of a batch of `total` tokens, copy it to the device, and return it.
@@ -228,6 +241,7 @@ class InputBuffers(StepBuffers):
                 parts.logits_indices_on_device[:num_sampled],
                 torch.from_numpy(query_start),
             )
+        parts.write_states(query_start, moves)
         self._latest_shape = parts.shape
         return self._copy_batch(
             parts,

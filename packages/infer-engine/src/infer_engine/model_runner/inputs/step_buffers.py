@@ -40,6 +40,7 @@ class StepBuffers:
         num_groups: int,
         device: torch.device,
         has_metadata: bool = False,
+        has_states: bool = False,
     ) -> None:
         """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
 
@@ -51,9 +52,11 @@ class StepBuffers:
             num_groups: groups of layers.
             device: what computes.
             has_metadata: keep block tables and the sequences of a batch on the device.
+            has_states: the model has layers with states.
         """
         self._block_size = block_size
         self._num_groups = num_groups
+        self._has_states = has_states
         self._tables = BlockTables(
             num_groups=num_groups,
             max_rows=max_seqs,
@@ -61,7 +64,7 @@ class StepBuffers:
             block_size=block_size,
             device=device if has_metadata else None,
         )
-        size = _BATCH_START + (2 + num_groups) * max_tokens + 5 * max_seqs + 1
+        size = _BATCH_START + (2 + num_groups) * max_tokens + 8 * max_seqs + 2
         self._host_buffer = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_buffer = (
             self._host_buffer if device.type == "cpu" else torch.zeros_like(self._host_buffer, device=device)
@@ -98,6 +101,7 @@ class StepBuffers:
             shape=shape,
             num_groups=self._num_groups,
             tables_on_device=self._tables.on_device,
+            has_states=self._has_states,
         )
 
     def _await_copy(self) -> None:
@@ -154,6 +158,7 @@ class StepBuffers:
             position_ids=inputs.position_ids,
             slots=inputs.slots,
             metadata=inputs.metadata,
+            state_rows=inputs.state_rows,
             num_tokens=total,
             logits_indices=logits_indices,
             query_start=query_start,

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import torch
 
-from infer_cache import KVPool, LayerGroups
+from infer_cache import KVPool, LayerGroups, StatePool
 from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes, most_prompt_tokens_of
 from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
+from infer_engine.model_runner.loading.state_sizing import StateSizes, size_states
 from infer_engine.model_runner.loading.weight_dtype import choose_dtype
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
@@ -71,9 +72,28 @@ class LoadedRank:
         return None if model.short_length is None else model.first_position
 
     @property
+    def has_states(self) -> bool:
+        """Whether layers of the model have states in place of keys and values."""
+        return any(spec is not None for spec in self.model_config.states)
+
+    @property
     def max_step_tokens(self) -> int:
         """Most tokens of a step."""
         return self.limits.max_step_tokens(self.longest_seq_len)
+
+    def size_states(self, memory: KVMemory) -> StateSizes:
+        """Return the slots of states in a part of `memory`; `size_cache` takes what they leave.
+
+        Raises:
+            ValueError: the configuration asks for more than the model or the memory has.
+        """
+        return size_states(
+            self.config,
+            bytes_per_slot=StatePool.bytes_per_slot(self.model_config.states, dtype=self.dtype),
+            max_batch_size=self.limits.max_batch_size,
+            slots_per_sequence=slots_per_sequence(self.config, self.rank_model.device),
+            memory=memory,
+        )
 
     def size_cache(self, memory: KVMemory) -> KVSizes:
         """Return the sizes of a KV cache in `memory`.
@@ -108,6 +128,13 @@ class LoadedRank:
             scales=self.kv_scales,
         )
 
+    def allocate_state_pool(self, num_slots: int) -> StatePool | None:
+        """Return a pool of states with so many slots; None if the model has none."""
+        if not self.has_states:
+            return None
+        specs, device = self.model_config.states, self.rank_model.device
+        return StatePool(specs, num_slots=num_slots, dtype=self.dtype, device=device)
+
     def allocate_input_buffers(
         self, *, has_metadata: bool = False, padded_shapes: PaddedShapes | None = None
     ) -> InputBuffers:
@@ -122,11 +149,17 @@ class LoadedRank:
             has_metadata=has_metadata,
             padded_shapes=padded_shapes,
             first_position=self.first_position,
+            has_states=self.has_states,
         )
 
-    def host_planned_views(self, pool: KVPool) -> HostPlannedViews:
-        """Return views of `pool`, which this rank allocated, whose attention plans are made from the host's tensors."""
-        return HostPlannedViews(pool, device=self.rank_model.device, batch_invariant=self.config.batch_invariant)
+    def host_planned_views(self, pool: KVPool, state_pool: StatePool | None = None) -> HostPlannedViews:
+        """Return views of pools that this rank allocated, whose attention plans are made from the host's tensors."""
+        return HostPlannedViews(
+            pool,
+            device=self.rank_model.device,
+            batch_invariant=self.config.batch_invariant,
+            state_pool=state_pool,
+        )
 
     @property
     def _attention(self) -> AttentionSpec:
@@ -150,9 +183,23 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
     )
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
+    bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
+    if bytes_per_slot and config.resolved_kv_cache_backend == "contiguous":
+        raise ValueError(
+            f"`kv_cache_backend` is contiguous but {model_config.model_type} has layers with states, which need the "
+            "paged cache and continuous batching; leave `kv_cache_backend` and `batching_mode` out."
+        )
     groups = group_layers(config, model_config)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     attention = (shard or Shard()).attention_spec(model_config.attention_specs[0])
+    memory = kv_memory(config, device=device, activation_bytes=0)
+    states = size_states(
+        config,
+        bytes_per_slot=bytes_per_slot,
+        max_batch_size=limits.max_batch_size,
+        slots_per_sequence=slots_per_sequence(config, device),
+        memory=memory,
+    )
     longest_seq_len = longest_cached(
         config,
         model_max_seq_len=model_config.max_position_embeddings,
@@ -161,7 +208,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         windows=groups.windows,
         bytes_per_block=bytes_per_block(groups, attention, block_size=block_size, kv_dtype=kv_dtype),
         max_chunk=limits.prefill_chunk_size,
-        memory=kv_memory(config, device=device, activation_bytes=0),
+        memory=states.beside(memory),
     )
 
     def check_size(num_bytes: int) -> None:
@@ -214,10 +261,16 @@ def bytes_per_block(
     ]
 
 
+def slots_per_sequence(config: EngineConfig, device: torch.device) -> int:
+    """Return how many slots of states a sequence may hold: those that a step reads and writes, and the step before."""
+    return 3 if config.schedules_ahead(on_gpu=device.type == "cuda") else 2
+
+
 def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
     """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
     match config.resolved_kv_cache_backend:
         case "paged":
-            return LayerGroups.by_window(model_config.windows)
+            attends = [spec is None for spec in model_config.states] or None
+            return LayerGroups.by_window(model_config.windows, attends=attends)
         case "contiguous":
             return LayerGroups.all_in_one(model_config.num_layers)

@@ -24,6 +24,9 @@ class CacheOptions(OptionGroup):
         block_size: Tokens of one KV block, paged only. Left out: 64, or 32 where head_dim is 256.
         kv_cache_memory: Most memory for keys and values of one rank, such as `4GiB`. Left out: what
             `gpu_memory_utilization` leaves; on a CPU a quarter of the free memory, divided among all copies and ranks.
+        state_cache_memory: Most memory for the states of sequences, such as `2GiB`, for models whose layers have states
+            in place of keys and values: those of running sequences, and those that are kept for prefixes. Left out:
+            for each sequence of `max_batch_size` its own and four kept ones, at most half of `kv_cache_memory`.
         num_kv_blocks: Number of KV blocks, on any device, paged only. Left out: as many as fit `kv_cache_memory`, at
             most those of `max_batch_size` requests of `max_seq_len` tokens.
         num_gpu_blocks: Another name of `num_kv_blocks`. Left out: none.
@@ -37,6 +40,7 @@ class CacheOptions(OptionGroup):
     kv_cache_dtype: KVCacheDType = "auto"
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
+    state_cache_memory: int | str | None = None
     num_kv_blocks: int | None = None
     num_gpu_blocks: int | None = field(default=None, compare=False)
     gpu_memory_utilization: float = 0.9
@@ -49,6 +53,7 @@ class CacheOptions(OptionGroup):
             "kv_cache_dtype": one_of(*get_args(KVCacheDType)),
             "block_size": optional(COUNT),
             "kv_cache_memory": optional(parse_bytes),
+            "state_cache_memory": optional(parse_bytes),
             "num_kv_blocks": optional(COUNT),
             "num_gpu_blocks": optional(COUNT),
             "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),
@@ -76,6 +81,11 @@ class CacheOptions(OptionGroup):
     def kv_cache_bytes(self) -> int | None:
         """`kv_cache_memory` in bytes, or None if it was left out."""
         return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def state_cache_bytes(self) -> int | None:
+        """`state_cache_memory` in bytes, or None if it was left out."""
+        return None if self.state_cache_memory is None else parse_bytes("state_cache_memory", self.state_cache_memory)
 
     @property
     def field_of_num_blocks(self) -> str:

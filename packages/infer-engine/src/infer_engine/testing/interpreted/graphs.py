@@ -262,7 +262,7 @@ def capture(folder: Path, sabotage: str) -> dict[str, object]:
         "refusal": report.refusal,
         "num_used": len(graphs.shapes),
         "has_choices": graphs.has_choices,
-        "pool_is_zero": not any(bool(pool.key_cache(layer).any()) for layer in range(pool.num_layers)),
+        "pool_is_zero": not any(bool(pool.key_cache(layer).any()) for layer in pool.layers),
     }
 
 

@@ -32,7 +32,7 @@ def measure(folder: Path, *, max_batch_size: int, max_tokens: int) -> dict[str, 
     length = max_tokens // max_batch_size
     prompts = [(dummy_request([TOKEN_ID] * length, row=row), length) for row in range(max_batch_size)]
     steps.input_buffers.build(prompts, [])
-    caches = [cache(layer) for layer in range(pool.num_layers) for cache in (pool.key_cache, pool.value_cache)]
+    caches = [cache(layer) for layer in pool.layers for cache in (pool.key_cache, pool.value_cache)]
     num_bytes = steps.graphs.measure_bytes(steps.views(pool))
     return {
         "bytes": num_bytes,

@@ -1,0 +1,52 @@
+"""`SequenceStates`: what a scheduler asks of the states of sequences; `NoStates` for models that have none."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+NO_MOVES: Mapping[str, "StateMove"] = MappingProxyType({})
+
+
+class StateMove(NamedTuple):
+    """The slots of a sequence's state in one step.
+
+    Attributes:
+        read: the slot of the state before the step's tokens; -1: the sequence begins.
+        write: the slot of the state after them.
+    """
+
+    read: int
+    write: int
+
+
+class SequenceStates(Protocol):
+    """The states of sequences, as a scheduler sees them."""
+
+    def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
+        """Keep the states at the ends of blocks at or before these positions of an admitted sequence's prompt."""
+
+    def chunk_end(self, sequence_id: str, start: int, end: int) -> int:
+        """Return where a chunk of a prompt from `start` on, which may reach `end`, ends: a state may be kept there."""
+
+    def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
+        """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
+
+
+class NoStates:
+    """The states of a model that has none. Implements `SequenceStates`."""
+
+    def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
+        """Keep nothing."""
+
+    def chunk_end(self, sequence_id: str, start: int, end: int) -> int:
+        """Return `end`."""
+        del sequence_id, start
+        return end
+
+    def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
+        """Return no moves."""
+        del chunks
+        return NO_MOVES
+
+
+NO_STATES = NoStates()

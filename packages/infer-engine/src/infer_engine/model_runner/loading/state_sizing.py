@@ -1,0 +1,74 @@
+"""Derives the number of slots for the states of sequences, beside the KV cache.
+
+    running    slots_per_sequence for each of `max_batch_size` sequences, so that none waits for a slot
+    kept       up to `KEPT_PER_SEQUENCE` for each, if prefixes are cached: a conversation goes on from its last ones
+
+Where memory is short, fewer are kept first, and then fewer sequences run at the same time.
+"""
+
+from dataclasses import dataclass
+
+from infer_engine.protocol import EngineConfig
+from infer_engine.sizing import KVMemory
+
+KEPT_PER_SEQUENCE = 4
+"""Kept states for each sequence that may run."""
+
+STATE_SHARE = 0.5
+"""Share of the cache's memory that states take at most by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """The slots of states.
+
+    Attributes:
+        num_slots: slots of all sequences and of kept states; 0 for a model without states.
+        bytes_per_slot: bytes of one sequence's state in all layers.
+    """
+
+    num_slots: int = 0
+    bytes_per_slot: int = 0
+
+    def beside(self, memory: KVMemory) -> KVMemory:
+        """Return what states leave of `memory` for keys and values."""
+        taken = self.num_slots * self.bytes_per_slot
+        return KVMemory(share=max(0, memory.share - taken), free=max(0, memory.free - taken))
+
+
+def size_states(
+    config: EngineConfig, *, bytes_per_slot: int, max_batch_size: int, slots_per_sequence: int, memory: KVMemory
+) -> StateSizes:
+    """Derive the number of slots.
+
+    Args:
+        config: the configuration.
+        bytes_per_slot: bytes of one sequence's state in all layers; 0: the model has none.
+        max_batch_size: most sequences that run at the same time.
+        slots_per_sequence: slots that each of them may hold.
+        memory: bytes that keys, values and states may take together.
+
+    Raises:
+        ValueError: not even one sequence's states fit, or `state_cache_memory` is more than is free.
+    """
+    if not bytes_per_slot:
+        return StateSizes()
+    kept = KEPT_PER_SEQUENCE if config.caches_prefixes else 0
+    given = config.state_cache_bytes
+    if given is None:
+        most = int(memory.share * STATE_SHARE) // bytes_per_slot
+        num_slots = min((slots_per_sequence + kept) * max_batch_size, most)
+    else:
+        num_slots = given // bytes_per_slot
+    if num_slots < slots_per_sequence:
+        has = f"half of the cache's memory is {int(memory.share * STATE_SHARE)}" if given is None else f"it is {given}"
+        raise ValueError(
+            f"`state_cache_memory` must be at least {slots_per_sequence * bytes_per_slot} bytes, the states that one "
+            f"sequence of this model needs, but {has}."
+        )
+    if num_slots * bytes_per_slot > memory.free:
+        raise ValueError(
+            f"`state_cache_memory` is {config.state_cache_memory}, but {memory.free} bytes are free; lower it to at "
+            f"most {memory.free}."
+        )
+    return StateSizes(num_slots=num_slots, bytes_per_slot=bytes_per_slot)
