@@ -1,16 +1,27 @@
-"""`CausalView`: attention over whole sequences without a cache, for training and parity tests."""
+"""`CausalView`: whole sequences without a cache, for training and parity tests."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from infer_kernels import QKNorm, Rotary, apply_rope, causal_attention, rms_norm
+from infer_kernels import (
+    ConvolutionActivation,
+    QKNorm,
+    Rotary,
+    StateRows,
+    apply_rope,
+    causal_attention,
+    causal_convolution,
+    gated_convolution,
+    gated_delta_rule,
+    rms_norm,
+)
 from infer_models.attention import AttentionSpec
 
 
 class CausalView:
-    """Attends causally within whole sequences that are end to end in the flat batch. Differentiable.
+    """Computes whole sequences, which are end to end in the flat batch, each from its beginning. Differentiable.
 
     Implements `infer_models.attention.KVCacheView`.
     """
@@ -35,10 +46,7 @@ class CausalView:
             ValueError: the sequences' lengths do not add up to the tokens of `qkv`.
         """
         del layer
-        num_tokens = qkv.shape[0]
-        lengths = [num_tokens] if self._seq_lens is None else self._seq_lens
-        if sum(lengths) != num_tokens:
-            raise ValueError(f"`seq_lens` add up to {sum(lengths)} but the batch has {num_tokens} tokens.")
+        lengths = self._lengths(qkv)
         q, k, v = torch.split(qkv, [spec.q_heads, spec.kv_heads, spec.kv_heads], dim=1)
         if norm is not None:
             q = rms_norm(q, norm.q_weight, norm.eps, variant=norm.variant)
@@ -50,3 +58,61 @@ class CausalView:
             for rows in zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def convolve(
+        self,
+        layer: int,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        activation: ConvolutionActivation | None = None,
+    ) -> Tensor:
+        """Convolve x [tokens, channels] from the beginning of each sequence; see `infer_kernels.causal_convolution`.
+
+        Raises:
+            ValueError: as `attend`.
+        """
+        del layer
+        state = x.new_zeros(1, weight.shape[1] - 1, weight.shape[0])
+        return causal_convolution(x, state, self._rows(x), weight, bias=bias, activation=activation)
+
+    def convolve_gated(self, layer: int, bcx: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        """Do the same with bcx [tokens, 3 * channels]; see `infer_kernels.gated_convolution`.
+
+        Raises:
+            ValueError: as `attend`.
+        """
+        del layer
+        state = bcx.new_zeros(1, weight.shape[1] - 1, weight.shape[0])
+        return gated_convolution(bcx, state, self._rows(bcx), weight, bias=bias)
+
+    def apply_delta_rule(
+        self, layer: int, qkv: Tensor, a: Tensor, b: Tensor, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+    ) -> Tensor:
+        """Apply the rule from the beginning of each sequence; see `infer_kernels.gated_delta_rule`.
+
+        Keys and values have heads of one size, as in all models that are read here.
+
+        Raises:
+            ValueError: as `attend`.
+        """
+        del layer
+        value_heads = a.shape[1]
+        head_dim = qkv.shape[1] // (2 * key_heads + value_heads)
+        state = torch.zeros(1, value_heads, head_dim, head_dim, dtype=torch.float32, device=qkv.device)
+        return gated_delta_rule(qkv, a, b, state, self._rows(qkv), a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+
+    def _lengths(self, x: Tensor) -> list[int]:
+        """Return the sequences' lengths, which the rows of `x` are."""
+        num_tokens = x.shape[0]
+        lengths = [num_tokens] if self._seq_lens is None else self._seq_lens
+        if sum(lengths) != num_tokens:
+            raise ValueError(f"`seq_lens` add up to {sum(lengths)} but the batch has {num_tokens} tokens.")
+        return lengths
+
+    def _rows(self, x: Tensor) -> StateRows:
+        """Return the sequences as ops take them that have states, of which none is read or kept."""
+        lengths = torch.tensor([0, *self._lengths(x)], dtype=torch.int32, device=x.device)
+        none = torch.full((len(lengths) - 1,), -1, dtype=torch.int32, device=x.device)
+        return StateRows(query_start=lengths.cumsum(0, dtype=torch.int32), read=none, write=none)
