@@ -36,9 +36,11 @@ class CausalLM(nn.Module):
         num_parameters: weights of the whole model, tied ones counted once.
         ignored_tensors: patterns (as of `fnmatch`) of names that checkpoints of the family, unlike others, carry
             needlessly.
+        stored_names: parts of names, between dots, for which checkpoints of the family have others.
     """
 
     ignored_tensors: ClassVar[tuple[str, ...]] = ()
+    stored_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
         """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""
@@ -135,4 +137,7 @@ class CausalLM(nn.Module):
             for weight, tensors in stored:
                 if id(weight) not in seen:
                     seen.add(id(weight))
-                    yield module, weight, tensors
+                    yield module, weight, {self._stored_name(name): each for name, each in tensors.items()}
+
+    def _stored_name(self, name: str) -> str:
+        return ".".join(self.stored_names.get(part, part) for part in name.split(".")) if self.stored_names else name

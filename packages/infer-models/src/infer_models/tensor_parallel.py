@@ -108,8 +108,14 @@ def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
     """Raise unless the model can be divided among `size` ranks.
 
     Raises:
-        ValueError: query heads, KV heads or the MLP do not divide; the message names the sizes that do.
+        ValueError: query heads, KV heads or the MLP do not divide, and the message names the sizes that do; or layers
+            have states, which are not divided.
     """
+    if size > 1 and any(state is not None for state in config.states):
+        raise ValueError(
+            f"`tensor_parallel_size` is {size}, but layers of `{config.model_type}` have states, which are not divided "
+            "among ranks; it must be 1."
+        )
     if _divides(config, size):
         return
     possible = [str(each) for each in range(1, config.q_heads + 1) if _divides(config, each)]

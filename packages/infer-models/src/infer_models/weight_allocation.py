@@ -92,7 +92,9 @@ def _sensitive(model: CausalLM) -> re.Pattern[str]:
     These are queries, keys and values, and the products that end the MLPs of the first and the last layer.
     """
     last = model.config.num_layers - 1
-    return re.compile(rf"\.(?:q|k|v|qkv)_proj\.weight$|\.layers\.(?:0|{last})\.mlp\.down_proj\.weight$")
+    return re.compile(
+        rf"\.(?:q|k|v|qkv)_proj\.weight$|\.layers\.(?:0|{last})\.(?:mlp\.down_proj|feed_forward\.w2)\.weight$"
+    )
 
 
 def _require_kernel(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:

@@ -1,6 +1,7 @@
 """The families of this package: the reader of each `config.json`, and the path of the class of its models.
 
 A reader reads the fields that its family has beside the common ones, and refuses variants that are not supported.
+Families whose layers may have states are in `hybrid_families.py`.
 """
 
 from collections.abc import Mapping
@@ -22,9 +23,10 @@ from infer_models.config.decoder_fields import (
     with_biases,
     with_windows,
 )
+from infer_models.config.hybrid_families import HYBRID_FAMILIES
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import ModelConfig, QueryScaling
-from infer_models.config.registry import Family
+from infer_models.config.registry import Family, default_sizes
 from infer_models.config.rope_fields import read_full_and_sliding_rope, read_original_positions, rope_fields
 
 _MINISTRAL3_ROPE: Mapping[str, Any] = MappingProxyType(
@@ -278,94 +280,79 @@ def read_nanogpt(fields: JsonFields) -> ModelConfig:
     )
 
 
-def _sizes(
-    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int | None, positions: int
-) -> Mapping[str, Any]:
-    """Return the fields that say how large a model is; without `kv_heads` there are as many as heads."""
-    fields = {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": positions,
-    }
-    return MappingProxyType({name: value for name, value in fields.items() if value is not None})
-
-
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(
             read=read_llama,
             build="infer_models.families.llama:Llama",
-            defaults=_sizes(32000, 4096, 11008, 32, 32, None, 2048),
+            defaults=default_sizes(32000, 4096, 11008, 32, 32, None, 2048),
         ),
         "mistral": Family(
             read=read_mistral,
             build="infer_models.families.mistral:Mistral",
-            defaults=_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
+            defaults=default_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
         ),
         "ministral": Family(
             read=read_ministral,
             build="infer_models.families.mistral:Mistral",
-            defaults=_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
+            defaults=default_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
         ),
         "ministral3": Family(
             read=read_ministral3,
             build="infer_models.families.mistral:Mistral",
-            defaults=_sizes(131072, 4096, 14336, 34, 32, 8, 262144),
+            defaults=default_sizes(131072, 4096, 14336, 34, 32, 8, 262144),
         ),
         "qwen2": Family(
             read=read_qwen2,
             build="infer_models.families.qwen2:Qwen2",
-            defaults=_sizes(151936, 4096, 22016, 32, 32, 32, 32768),
+            defaults=default_sizes(151936, 4096, 22016, 32, 32, 32, 32768),
         ),
         "qwen3": Family(
             read=read_qwen3,
             build="infer_models.families.qwen3:Qwen3",
-            defaults=_sizes(151936, 4096, 22016, 32, 32, 32, 32768),
+            defaults=default_sizes(151936, 4096, 22016, 32, 32, 32, 32768),
         ),
         "qwen3_moe": Family(
             read=read_qwen3_moe,
             build="infer_models.families.qwen3_moe:Qwen3MoE",
-            defaults=_sizes(151936, 2048, 6144, 24, 32, 4, 32768),
+            defaults=default_sizes(151936, 2048, 6144, 24, 32, 4, 32768),
         ),
         "smollm3": Family(
             read=read_smollm3,
             build="infer_models.families.llama:Llama",
-            defaults=_sizes(128256, 2048, 11008, 36, 16, 4, 32768),
+            defaults=default_sizes(128256, 2048, 11008, 36, 16, 4, 32768),
         ),
         "granite": Family(
             read=read_granite,
             build="infer_models.families.llama:Llama",
-            defaults=_sizes(32000, 4096, 11008, 32, 32, None, 2048),
+            defaults=default_sizes(32000, 4096, 11008, 32, 32, None, 2048),
         ),
         "phi3": Family(
             read=read_phi3,
             build="infer_models.families.phi3:Phi3",
-            defaults=_sizes(32064, 3072, 8192, 32, 32, None, 4096),
+            defaults=default_sizes(32064, 3072, 8192, 32, 32, None, 4096),
         ),
         "olmo2": Family(
             read=read_olmo2,
             build="infer_models.families.olmo:Olmo",
-            defaults=_sizes(50304, 4096, 11008, 32, 32, None, 2048),
+            defaults=default_sizes(50304, 4096, 11008, 32, 32, None, 2048),
         ),
         "olmo3": Family(
             read=read_olmo3,
             build="infer_models.families.olmo:Olmo",
-            defaults=_sizes(50304, 4096, 11008, 32, 32, None, 2048),
+            defaults=default_sizes(50304, 4096, 11008, 32, 32, None, 2048),
         ),
         "gemma3_text": Family(
             read=read_gemma3,
             build="infer_models.families.gemma3:Gemma3",
-            defaults=_sizes(262208, 2304, 9216, 26, 8, 4, 131072),
+            defaults=default_sizes(262208, 2304, 9216, 26, 8, 4, 131072),
         ),
         "gpt_oss": Family(
             read=read_gpt_oss,
             build="infer_models.families.gpt_oss:GptOss",
-            defaults=_sizes(201088, 2880, 2880, 36, 64, 8, 131072),
+            defaults=default_sizes(201088, 2880, 2880, 36, 64, 8, 131072),
         ),
+        **HYBRID_FAMILIES,
         "nanogpt": Family(read=read_nanogpt, build="infer_models.families.nanogpt:NanoGPT"),
     }
 )

@@ -26,6 +26,7 @@ class MoEConfig:
         is_sparse: True for each layer that has experts; other layers have an MLP.
         swiglu_alpha: multiplies the gate inside the sigmoid.
         swiglu_limit: bound of gates from above, and of ups from both sides.
+        shared_intermediate_size: elements inside the expert that computes every token; None: there is none.
         are_stored_apart: the checkpoint has tensors for each expert's gates and ups, where the family's own checkpoints
             have one for those of all experts.
     """
@@ -37,6 +38,7 @@ class MoEConfig:
     is_sparse: tuple[bool, ...]
     swiglu_alpha: float = 1.0
     swiglu_limit: float = math.inf
+    shared_intermediate_size: int | None = None
     are_stored_apart: bool = False
 
 
@@ -73,6 +75,7 @@ class ModelConfig:
         tie_word_embeddings: the LM head is the embedding.
         attention_bias: the four projections of attention have biases.
         mlp_bias: the three projections of MLPs have biases.
+        convolution_bias: convolutions, and the two projections around them, have biases.
         attention_scale: multiplies the dot products.
         attention_soft_cap: caps the scores; None leaves them.
         query_scaling: growth of queries with their position; None: they do not grow.
@@ -103,6 +106,7 @@ class ModelConfig:
     attention_scale: float
     attention_bias: bool = False
     mlp_bias: bool = False
+    convolution_bias: bool = False
     attention_soft_cap: float | None = None
     query_scaling: QueryScaling | None = None
     embedding_scale: float = 1.0
@@ -138,6 +142,10 @@ class ModelConfig:
         """The longest sequence, in tokens, whose rotary frequencies are not those of longer ones; None: none is."""
         lengths = (rope.scaling.short_length for rope in self.ropes if rope is not None)
         return min((length for length in lengths if length is not None), default=None)
+
+    def attends(self, layer: int) -> bool:
+        """Return whether the layer of that index has keys and values; else it has a state."""
+        return not self.states or self.states[layer] is None
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

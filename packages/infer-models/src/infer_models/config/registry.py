@@ -46,6 +46,22 @@ class Family:
         return self.build
 
 
+def default_sizes(
+    vocab: int, hidden: int, intermediate: int | None, layers: int, heads: int, kv_heads: int | None, positions: int
+) -> Mapping[str, Any]:
+    """Return the fields that say how large a model is; those that are None are not among them."""
+    fields = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": positions,
+    }
+    return MappingProxyType({name: value for name, value in fields.items() if value is not None})
+
+
 REGISTERED: dict[str, Family] = {}
 """The families that other packages have registered in this process, by `model_type`."""
 

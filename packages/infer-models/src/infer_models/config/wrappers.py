@@ -5,7 +5,15 @@ from types import MappingProxyType
 
 from infer_models.config.json_fields import JsonFields
 
-WRAPPERS: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"})
+WRAPPERS: Mapping[str, str] = MappingProxyType(
+    {
+        "gemma3": "gemma3_text",
+        "mistral3": "mistral",
+        "llava": "llama",
+        "qwen3_5": "qwen3_5_text",
+        "qwen3_5_moe": "qwen3_5_moe_text",
+    }
+)
 """The `model_type` of the text model by that of the multimodal model, where the file names none.
 
 Their text models are of our families, without changes of their own.

@@ -1,8 +1,11 @@
 """The building blocks that the families share. Know shapes and weights; know no family and no cache."""
 
 from infer_models.layers.attention import Attention, QKNormAttention, SinkAttention
+from infer_models.layers.convolution import CausalConvolution
 from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
+from infer_models.layers.gated_attention import GatedAttention
+from infer_models.layers.gated_delta_net import GatedDeltaNet
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.moe import Experts, RoutedMLP, Router, SparseMLP
@@ -17,14 +20,19 @@ from infer_models.layers.parameters import (
     whole_weights,
 )
 from infer_models.layers.rotary import RotaryTable, RotaryTables
+from infer_models.layers.shared_expert import SharedExpertMLP
+from infer_models.layers.sublayer import Sublayer
 
 __all__ = [
     "Attention",
+    "CausalConvolution",
     "ColumnParallelLinear",
     "Decoder",
     "DecoderLayer",
     "Embedding",
     "Experts",
+    "GatedAttention",
+    "GatedDeltaNet",
     "GatedMLP",
     "LMHead",
     "LayerInput",
@@ -41,8 +49,10 @@ __all__ = [
     "Router",
     "RowParallelLinear",
     "ShardedLayer",
+    "SharedExpertMLP",
     "SinkAttention",
     "SparseMLP",
+    "Sublayer",
     "VocabParallelEmbedding",
     "detached",
     "own_weights",

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
-from infer_kernels import Rotary, apply_pending_norm
+from infer_kernels import NormVariant, Rotary, apply_pending_norm
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers.embedding import VocabParallelEmbedding
@@ -25,13 +25,22 @@ NormT = TypeVar("NormT", RMSNorm, LayerNorm)
 class DecoderLayer(nn.Module, Generic[NormT]):
     """Attention and an MLP, each with a norm before it (pre-norm) and added to the residual stream."""
 
+    self_attn: nn.Module
+
     def __init__(
-        self, *, input_layernorm: NormT, self_attn: nn.Module, post_attention_layernorm: NormT, mlp: nn.Module
+        self,
+        *,
+        input_layernorm: NormT,
+        self_attn: nn.Module,
+        post_attention_layernorm: NormT,
+        mlp: nn.Module,
+        attention_name: str = "self_attn",
     ) -> None:
-        """Join the parts; checkpoints know them by the same names."""
+        """Join the parts; checkpoints know them by the same names, but for attention: by `attention_name`."""
         super().__init__()
         self.input_layernorm: NormT = input_layernorm
-        self.self_attn = self_attn
+        self.attention_name = attention_name
+        self.add_module(attention_name, self_attn)
         self.post_attention_layernorm: NormT = post_attention_layernorm
         self.mlp = mlp
 
@@ -39,7 +48,8 @@ class DecoderLayer(nn.Module, Generic[NormT]):
         self, x: LayerInput, residual: Tensor, next_norm: NormT, rotary: Rotary | None, cache: KVCacheView
     ) -> tuple[LayerInput, Tensor]:
         """Map (this layer's normalized input, residual) to (the next layer's normalized input, new residual)."""
-        x, residual = add_norm(self.self_attn, x, residual, self.post_attention_layernorm, rotary, cache)
+        attention = getattr(self, self.attention_name)
+        x, residual = add_norm(attention, x, residual, self.post_attention_layernorm, rotary, cache)
         return add_norm(self.mlp, x, residual, next_norm)
 
 
@@ -78,18 +88,22 @@ def pre_norm_decoder(
     *,
     attention: Callable[[int], nn.Module],
     mlp: Callable[[int], nn.Module],
+    norm_variant: NormVariant = "llama",
+    state_layer_name: str = "self_attn",
 ) -> Decoder:
     """Return the decoder of Llama and its relatives: pre-norm layers with RMS norms.
 
     Args:
         config: the architecture.
         factory: allocates the weights.
-        attention: makes the attention of the layer of an index.
+        attention: makes the attention of the layer of an index, or what a layer with a state has in its place.
         mlp: makes the MLP of the layer of an index.
+        norm_variant: variant of the norms.
+        state_layer_name: name in checkpoints of what layers with a state have in place of attention.
     """
 
     def norm() -> RMSNorm:
-        return RMSNorm(factory, config.hidden_size, config.norm_eps)
+        return RMSNorm(factory, config.hidden_size, config.norm_eps, variant=norm_variant)
 
     return Decoder(
         config,
@@ -103,6 +117,7 @@ def pre_norm_decoder(
                 self_attn=attention(layer),
                 post_attention_layernorm=norm(),
                 mlp=mlp(layer),
+                attention_name="self_attn" if config.attends(layer) else state_layer_name,
             )
             for layer in range(config.num_layers)
         ],

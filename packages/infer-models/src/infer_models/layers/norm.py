@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infer_kernels import NormVariant, Routing, add_rms_norm, norm_add, norm_add_norm, rms_norm
+from infer_kernels import NormVariant, Routing, add_rms_norm, gated_rms_norm, norm_add, norm_add_norm, rms_norm
 from infer_models.layers.parameters import DenseWeight, LayerInput, ParameterFactory, Products
 
 
@@ -60,6 +60,20 @@ class RMSNorm(nn.Module):
     def norm_add_norm(self, following: "RMSNorm", x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return (following(sum), sum) with sum = residual + norm(x), both [tokens, size]."""
         return norm_add_norm(x, residual, self.weight, following.weight, self.eps, variant=self.variant)
+
+
+class GatedRMSNorm(nn.Module):
+    """RMS norm of each head, times SiLU of a gate; its weight is 1 where it changes nothing."""
+
+    def __init__(self, factory: ParameterFactory, head_dim: int, eps: float) -> None:
+        """Normalize heads of `head_dim` elements."""
+        super().__init__()
+        self.eps = eps
+        self.weight = factory.vector(head_dim, fill=1.0)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Map x [tokens, heads, head_dim] and gate [tokens, heads * head_dim] to the shape of `gate`."""
+        return gated_rms_norm(x, gate, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -84,9 +84,12 @@ class ParameterFactory:
         storage = torch.empty(count, rows, columns, dtype=self.dtype, device=self._device_of_matrices)
         return nn.Parameter(storage, requires_grad=False)
 
-    def vector(self, size: int, *, fill: float) -> nn.Parameter:
-        """Return a parameter [size] that holds `fill` everywhere: the value with which its layer changes nothing."""
-        storage = torch.full((size,), fill, dtype=self.dtype, device=self.device)
+    def vector(self, size: int, *, fill: float, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """Return a parameter [size] that holds `fill` everywhere: the value with which its layer changes nothing.
+
+        It has the factory's dtype, or `dtype` where the layer computes with another.
+        """
+        storage = torch.full((size,), fill, dtype=dtype or self.dtype, device=self.device)
         return nn.Parameter(storage, requires_grad=False)
 
     @property

@@ -87,9 +87,11 @@ def _spread(model: torch.nn.Module, seed: int) -> None:
     """Make matrices that keep the scale of their inputs, and vectors that differ from their first values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-            if parameter.dim() == 1:
+            if name.endswith("A_log"):  # slow decay, so that states remember
+                parameter.copy_(noise - 2.0)
+            elif parameter.dim() == 1:
                 parameter.add_(noise, alpha=0.2)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)

@@ -54,7 +54,7 @@ VISION: dict[str, Any] = {
     "patch_size": 14,
 }
 """The vision model inside a tiny multimodal one."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _GEMMA3: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING],
@@ -67,6 +67,22 @@ _GEMMA3: dict[str, Any] = {
 }
 
 
+_DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [_LINEAR, _LINEAR, _FULL, _LINEAR],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 32,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyFamily:
     """A recipe for a tiny model of a family with `transformers`.
@@ -76,12 +92,14 @@ class TinyFamily:
         model: the class of the model.
         fields: fields of `config.json`, beside those of `SHAPE` or instead of them.
         wrapper: the classes of the configurations of the multimodal model around it and of its vision model.
+        has_states: some layers have a state in place of keys and values; such models are not divided among ranks.
     """
 
     config: str
     model: str
     fields: dict[str, Any] = field(default_factory=dict)
     wrapper: tuple[str, str] | None = None
+    has_states: bool = False
 
 
 TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
@@ -141,6 +159,24 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
                 "rope_parameters": YARN_SCALING | {"truncate": False},
             },
         ),
+        "lfm2": TinyFamily(
+            config="Lfm2Config",
+            model="Lfm2ForCausalLM",
+            fields={"layer_types": ["conv", _FULL, "conv"], "block_multiple_of": 16},
+            has_states=True,
+        ),
+        "qwen3_5": TinyFamily(
+            config="Qwen3_5TextConfig", model="Qwen3_5ForCausalLM", fields=_DELTA_NET, has_states=True
+        ),
+        "qwen3_5_moe": TinyFamily(
+            config="Qwen3_5MoeTextConfig",
+            model="Qwen3_5MoeForCausalLM",
+            fields=_DELTA_NET | _EXPERTS,
+            has_states=True,
+        ),
+        "qwen3_next": TinyFamily(
+            config="Qwen3NextConfig", model="Qwen3NextForCausalLM", fields=_DELTA_NET | _EXPERTS, has_states=True
+        ),
         "gemma3": TinyFamily(config="Gemma3TextConfig", model="Gemma3ForCausalLM", fields=_GEMMA3),
         "gemma3_wrapped": TinyFamily(
             config="Gemma3TextConfig",
@@ -158,6 +194,20 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             config="LlamaConfig",
             model="LlavaForConditionalGeneration",
             wrapper=("LlavaConfig", "CLIPVisionConfig"),
+        ),
+        "qwen3_5_wrapped": TinyFamily(
+            config="Qwen3_5TextConfig",
+            model="Qwen3_5ForConditionalGeneration",
+            fields=_DELTA_NET,
+            wrapper=("Qwen3_5Config", "Qwen3_5VisionConfig"),
+            has_states=True,
+        ),
+        "qwen3_5_moe_wrapped": TinyFamily(
+            config="Qwen3_5MoeTextConfig",
+            model="Qwen3_5MoeForConditionalGeneration",
+            fields=_DELTA_NET | _EXPERTS,
+            wrapper=("Qwen3_5MoeConfig", "Qwen3_5MoeVisionConfig"),
+            has_states=True,
         ),
     }
 )

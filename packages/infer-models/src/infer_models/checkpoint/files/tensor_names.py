@@ -20,7 +20,7 @@ _ANCHORS = (
 """Tensors that every decoder has; the first that is there shows the prefix of its names."""
 _OTHER_MODELS = ("layers", "vision", "visual", "audio", "mtp", "encoder", "draft", "speech", "talker")
 """Parts of prefixes that are not the decoder's."""
-_OF_DECODER = ("embed_tokens", "embed_positions", "layers", "norm")
+_OF_DECODER = ("embed_tokens", "embed_positions", "layers", "norm", "embedding_norm")
 _HEADS = ("lm_head",)
 
 

@@ -1,0 +1,99 @@
+"""LFM2: short gated convolutions, and attention with normalized heads in some layers.
+
+Liquid AI, "LFM2 Technical Report", 2025. Which layers attend, and the MLPs' size, are data: `ModelConfig.states` and
+`intermediate_size`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, cast
+
+from torch import Tensor, nn
+
+from infer_kernels import Rotary, silu_and_mul
+from infer_models.attention import KVCacheView
+from infer_models.causal_lm import CausalLM
+from infer_models.config import ModelConfig
+from infer_models.layers import (
+    CausalConvolution,
+    ColumnParallelLinear,
+    GatedMLP,
+    LayerInput,
+    LayerNorm,
+    LMHead,
+    ParameterFactory,
+    QKNormAttention,
+    RMSNorm,
+    RowParallelLinear,
+    Sublayer,
+    pre_norm_decoder,
+)
+
+
+class ShortConvolution(Sublayer):
+    """`out_proj(c * convolve(b * x))` with b, c and x from one product; the cache has the last b * x."""
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
+        """Convolve as the state of layer `layer` says; it is held whole."""
+        super().__init__()
+        assert factory.shard.size == 1
+        spec = config.states[layer]
+        assert spec is not None
+        num_before, channels = spec.convolution
+        bias = config.convolution_bias
+        self.layer = layer
+        self.in_proj = ColumnParallelLinear(factory, config.hidden_size, 3 * channels, bias=bias)
+        self.conv = CausalConvolution(factory, channels, num_before + 1, bias=bias)
+        self.out_proj = RowParallelLinear(factory, channels, config.hidden_size, bias=bias)
+
+    def forward(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]; positions count only as the order of tokens."""
+        del rotary
+        out: Tensor = self.out_proj(self._convolved(x, cache))
+        return out
+
+    def add_norm(
+        self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(x, rotary, cache), both [tokens, hidden]."""
+        _, cache = cast("tuple[Rotary | None, KVCacheView]", context)
+        return self.out_proj.add_norm(self._convolved(x, cache), residual, norm)
+
+    def _convolved(self, x: LayerInput, cache: KVCacheView) -> Tensor:
+        return cache.convolve_gated(self.layer, self.in_proj(x), self.conv.weight, bias=self.conv.bias)
+
+
+class Lfm2(CausalLM):
+    """An LFM2 model; its LM head may be tied to the embedding."""
+
+    stored_names: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "norm": "embedding_norm",
+            "input_layernorm": "operator_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "q_norm": "q_layernorm",
+            "k_norm": "k_layernorm",
+            "o_proj": "out_proj",
+            "mlp": "feed_forward",
+            "gate_proj": "w1",
+            "up_proj": "w3",
+            "down_proj": "w2",
+        }
+    )
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate the weights; the matrices are still to be loaded or drawn."""
+
+        def attention(layer: int) -> nn.Module:
+            if config.attends(layer):
+                return QKNormAttention(config, factory, layer)
+            return ShortConvolution(config, factory, layer)
+
+        decoder = pre_norm_decoder(
+            config,
+            factory,
+            attention=attention,
+            mlp=lambda _: GatedMLP(config, factory, silu_and_mul),
+            state_layer_name="conv",
+        )
+        super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))

@@ -1,0 +1,97 @@
+"""`GatedDeltaNet`: linear attention by the gated delta rule, after a convolution, before a gated norm.
+
+    qkv, z, b, a = x @ in_proj.T                  [tokens, ...], see below
+    qkv          = silu(convolve(qkv))            over a few tokens, a channel each
+    o            = gated_delta_rule(qkv, a, b)    [tokens, value_heads, value_dim]
+    y            = (rms_norm(o) * silu(z)) @ out_proj.T
+
+Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024. The states of convolution and rule are the
+cache's. Checkpoints have the rows of the two products in one of two ways:
+
+    separate    in_proj_qkv (queries, keys, values), in_proj_z, in_proj_b, in_proj_a           Qwen 3.5
+    grouped     in_proj_qkvz and in_proj_ba: of each key head in turn its q, k, v and z; b, a  Qwen3-Next
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from infer_kernels import Rotary
+from infer_models.attention import KVCacheView
+from infer_models.config import ModelConfig
+from infer_models.layers.convolution import CausalConvolution
+from infer_models.layers.interleaved_linear import ExactInterleavedLinear, InterleavedLinear
+from infer_models.layers.linear import RowParallelLinear
+from infer_models.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
+from infer_models.layers.parameters import LayerInput, ParameterFactory
+from infer_models.layers.sublayer import Sublayer
+
+
+class GatedDeltaNet(Sublayer):
+    """What a layer with a state has in place of attention; it is held whole.
+
+    Attributes:
+        A_log: [value_heads] fp32, called so in checkpoints: logarithm of how fast the state decays.
+        dt_bias: [value_heads] fp32, added to `a`.
+    """
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int, *, is_grouped: bool = False) -> None:
+        """Compute layer `layer` as its state says; with `is_grouped` checkpoints have the rows of key heads in turn."""
+        super().__init__()
+        assert factory.shard.size == 1
+        spec = config.states[layer]
+        assert spec is not None
+        assert spec.matrices is not None
+        value_heads, key_dim, value_dim = spec.matrices
+        num_before, channels = spec.convolution
+        values = value_heads * value_dim
+        keys = (channels - values) // 2
+        self.layer = layer
+        self.channels, self.value_heads, self.key_heads = channels, value_heads, keys // key_dim
+        self.in_proj = InterleavedLinear(
+            factory,
+            config.hidden_size,
+            {"q": keys, "k": keys, "v": values, "z": values},
+            stored={"in_proj_qkvz": ("q", "k", "v", "z")}
+            if is_grouped
+            else {"in_proj_qkv": ("q", "k", "v"), "in_proj_z": ("z",)},
+            num_turns=self.key_heads if is_grouped else 1,
+        )
+        self.in_proj_ba = ExactInterleavedLinear(
+            factory,
+            config.hidden_size,
+            {"b": value_heads, "a": value_heads},
+            stored={"in_proj_ba": ("b", "a")} if is_grouped else {"in_proj_b": ("b",), "in_proj_a": ("a",)},
+            num_turns=self.key_heads if is_grouped else 1,
+        )
+        self.conv1d = CausalConvolution(factory, channels, num_before + 1)
+        self.A_log = factory.vector(value_heads, fill=0.0, dtype=torch.float32)
+        self.dt_bias = factory.vector(value_heads, fill=1.0, dtype=torch.float32)
+        self.norm = GatedRMSNorm(factory, value_dim, config.norm_eps)
+        self.out_proj = RowParallelLinear(factory, values, config.hidden_size)
+
+    def forward(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
+        """Map x [tokens, hidden] to [tokens, hidden]; positions count only as the order of tokens."""
+        del rotary
+        out: Tensor = self.out_proj(self._gated(x, cache))
+        return out
+
+    def add_norm(
+        self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
+    ) -> tuple[LayerInput, Tensor]:
+        """Return (norm(sum), sum) with sum = residual + self(x, rotary, cache), both [tokens, hidden]."""
+        _, cache = cast("tuple[Rotary | None, KVCacheView]", context)
+        return self.out_proj.add_norm(self._gated(x, cache), residual, norm)
+
+    def _gated(self, x: LayerInput, cache: KVCacheView) -> Tensor:
+        """Return the normalized and gated values of all heads, [tokens, value_heads * value_dim]."""
+        qkvz, ba = self.in_proj(x), self.in_proj_ba(x)
+        qkv, z = qkvz[:, : self.channels], qkvz[:, self.channels :]
+        b, a = ba[:, : self.value_heads], ba[:, self.value_heads :]
+        qkv = cache.convolve(self.layer, qkv, self.conv1d.weight, activation="silu")
+        out = cache.apply_delta_rule(
+            self.layer, qkv, a, b, a_log=self.A_log, dt_bias=self.dt_bias, key_heads=self.key_heads
+        )
+        gated: Tensor = self.norm(out, z)
+        return gated
