@@ -17,6 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from infer_kernels.arguments import (
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_float,
+    require_like,
+    require_rank,
+    require_shape,
+)
+from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.states import cpu
 from infer_kernels.states.state_rows import StateRows
 
 NORM_EPS = 1e-6
@@ -27,6 +38,14 @@ def gated_delta_rule_reference(
     qkv: Tensor, a: Tensor, b: Tensor, state: Tensor, rows: StateRows, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
 ) -> tuple[Tensor, Tensor]:
     """(o, a copy of the states with those of this step written); arguments as for `gated_delta_rule`."""
+    states = state.clone()
+    return gated_delta_rule_torch(qkv, a, b, states, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads), states
+
+
+def gated_delta_rule_torch(
+    qkv: Tensor, a: Tensor, b: Tensor, state: Tensor, rows: StateRows, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+) -> Tensor:
+    """Plain PyTorch, token by token; unchecked. Differentiable, but for the states that it writes."""
     _, value_heads, key_dim, value_dim = state.shape
     q, k, v = torch.split(qkv, [key_heads * key_dim, key_heads * key_dim, value_heads * value_dim], dim=-1)
     per_key = value_heads // key_heads
@@ -35,10 +54,9 @@ def gated_delta_rule_reference(
     )
     q = q * key_dim**-0.5
     v = v.float().unflatten(-1, (value_heads, value_dim))
-    decay = torch.exp(-torch.exp(a_log.float()) * functional.softplus(a.float() + dt_bias.float()))
+    decay = torch.exp(-torch.exp(a_log) * functional.softplus(a.float() + dt_bias))
     beta = torch.sigmoid(b.float()).to(b.dtype).float()
     out = torch.zeros(len(qkv), value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
-    states = state.clone()
     starts = rows.query_start.tolist()
     for index, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist(), strict=True)):
         s = torch.zeros_like(state[0]) if read < 0 else state[read].clone()
@@ -48,8 +66,9 @@ def gated_delta_rule_reference(
             s = s + k[t][:, :, None] * delta[:, None, :]
             out[t] = torch.einsum("hkv,hk->hv", s, q[t]).to(qkv.dtype)
         if write >= 0:
-            states[write] = s
-    return out, states
+            with torch.no_grad():
+                state[write] = s
+    return out
 
 
 def gated_delta_rule(
@@ -59,7 +78,7 @@ def gated_delta_rule(
 
     Args:
         qkv: [tokens, 2 * key_heads * key_dim + value_heads * value_dim]: queries, keys and values side by side; fp32,
-            bf16 or fp16.
+            bf16 or fp16; rows may be strided.
         a: [tokens, value_heads], of the dtype of `qkv`, may be strided: how much of the state decays.
         b: [tokens, value_heads], likewise: how much of the value is written.
         state: [slots, value_heads, key_dim, value_dim] fp32. Written in place.
@@ -70,10 +89,47 @@ def gated_delta_rule(
 
     Returns:
         [tokens, value_heads, value_dim], of the dtype of `qkv`.
+
+    Raises:
+        ValueError: a shape, device, stride or number of heads does not fit.
+        TypeError: a dtype does not fit.
     """
-    out, states = gated_delta_rule_reference(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
-    state.copy_(states)
-    return out
+    _require_delta_rule(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+    if cpu.has_delta_rule(state) and takes_cpu_kernel(qkv, a, b, state, a_log, dt_bias):
+        return cpu.gated_delta_rule(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+    return gated_delta_rule_torch(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+
+
+def _require_delta_rule(
+    qkv: Tensor, a: Tensor, b: Tensor, state: Tensor, rows: StateRows, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+) -> None:
+    require_rank("qkv", qkv, "tokens, 2 * key_heads * key_dim + value_heads * value_dim")
+    require_float("qkv", qkv)
+    require_dense_rows("qkv", qkv)
+    require_rank("state", state, "slots, value_heads, key_dim, value_dim")
+    tokens, (_, value_heads, key_dim, value_dim) = len(qkv), state.shape
+    if key_heads < 1 or value_heads % key_heads:
+        raise ValueError(
+            f"`key_heads` is {key_heads} but `state` has {value_heads} value heads; pass a divisor of their number"
+        )
+    width = 2 * key_heads * key_dim + value_heads * value_dim
+    if qkv.shape[1] != width:
+        raise ValueError(
+            f"`qkv` has {qkv.shape[1]} columns; pass {width}: queries and keys of {key_heads} heads of {key_dim}, and "
+            f"values of {value_heads} heads of {value_dim}, as `state` has them"
+        )
+    for name, gate in (("a", a), ("b", b)):
+        require_shape(name, gate, (tokens, value_heads), "a number for each row of `qkv` and value head")
+        require_like(name, gate, "qkv", qkv)
+        require_dense_rows(name, gate)
+    for name, of_heads in (("a_log", a_log), ("dt_bias", dt_bias)):
+        require_shape(name, of_heads, (value_heads,), "as many as `state` has value heads")
+        require_dense_rows(name, of_heads)
+    for name, exact in (("state", state), ("a_log", a_log), ("dt_bias", dt_bias)):
+        require_dtype(name, exact, torch.float32)
+        require_device(name, exact, "qkv", qkv.device)
+    require_dense_rows("state", state)
+    rows.require_device("qkv", qkv.device)
 
 
 def _normalized(x: Tensor) -> Tensor:

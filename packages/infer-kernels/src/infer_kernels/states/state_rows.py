@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from infer_kernels.arguments import (
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_rank,
+    require_shape,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +32,29 @@ class StateRows:
     query_start: Tensor
     read: Tensor
     write: Tensor
+
+    def __post_init__(self) -> None:
+        """Check shapes, dtypes and devices.
+
+        Raises:
+            ValueError: a shape, device or stride does not fit.
+            TypeError: a dtype is not int32.
+        """
+        require_rank("read", self.read, "seqs")
+        seqs = self.num_seqs
+        require_shape("write", self.write, (seqs,), "as many as `read`")
+        require_shape("query_start", self.query_start, (seqs + 1,), "one more than `read`")
+        for name in ("query_start", "read", "write"):
+            tensor = getattr(self, name)
+            require_dtype(name, tensor, torch.int32)
+            require_device(name, tensor, "read", self.read.device)
+            require_dense_rows(name, tensor)
+
+    @property
+    def num_seqs(self) -> int:
+        """Number of sequences; in a captured step the most of a replay."""
+        return self.read.shape[0]
+
+    def require_device(self, name: str, device: torch.device) -> None:
+        """Raise `ValueError` unless the rows are on `device`, where the argument called `name` is."""
+        require_device("rows", self.read, name, device)

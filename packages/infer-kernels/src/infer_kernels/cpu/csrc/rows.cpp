@@ -1,4 +1,4 @@
-// What touches one row at a time: embeddings, norms with their residual addition, gated activations.
+// What touches one row at a time: embeddings, norms with their residual addition or a gate, gated activations, gates.
 #include <cmath>
 
 #include "exponentials.h"
@@ -101,6 +101,73 @@ void gated(const void* arguments, Team& team, int) {
 }
 
 template <class T>
+struct GatedNorm {
+    Rows rows;
+    T* out;  // [tokens, heads, head_dim]
+    const T* x;  // [tokens, heads, head_dim]
+    int64_t x_stride_token;
+    int64_t x_stride_head;
+    const T* gate;  // [tokens, heads * head_dim]
+    int64_t gate_stride;
+    const T* weight;  // [head_dim]
+    int64_t heads;
+    int64_t head_dim;
+    double eps;
+};
+
+template <class T>
+void gated_norm(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const GatedNorm<T>*>(arguments);
+    for_rows(team, a.rows.count(), [&](int64_t row) {
+        for (int64_t head = 0; head < a.heads; head++) {
+            const T* x = a.x + row * a.x_stride_token + head * a.x_stride_head;
+            const T* gate = a.gate + row * a.gate_stride + head * a.head_dim;
+            T* out = a.out + (row * a.heads + head) * a.head_dim;
+            float inverse = inverse_norm(x, a.head_dim, a.eps);
+            for (int64_t i = 0; i < a.head_dim; i += 16) {
+                int64_t left = a.head_dim - i;
+                Floats normed = scaled<T>(load_some(x + i, left), inverse, load_some(a.weight + i, left), false);
+                Floats z = load_some(gate + i, left);
+                store_some(out + i, normed * (z / (1.0f + exp16(-z))), left);
+            }
+        }
+    });
+}
+
+template <class T>
+struct SigmoidGate {
+    Rows rows;
+    T* out;  // [tokens, width]
+    const T* x;
+    int64_t x_stride;
+    const T* gate;  // [tokens, width], or one of each row
+    int64_t gate_stride;
+    const T* addend;  // null: none
+    int64_t addend_stride;
+    int64_t width;
+    int64_t is_one_of_row;
+};
+
+template <class T>
+void sigmoid_gate(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const SigmoidGate<T>*>(arguments);
+    for_rows(team, a.rows.count(), [&](int64_t row) {
+        const T* x = a.x + row * a.x_stride;
+        const T* gate = a.gate + row * a.gate_stride;
+        const T* addend = a.addend + row * a.addend_stride;
+        T* out = a.out + row * a.width;
+        const Floats of_row = splat(a.is_one_of_row ? to_float(*gate) : 0.0f);
+        for (int64_t i = 0; i < a.width; i += 16) {
+            int64_t left = a.width - i;
+            Floats z = a.is_one_of_row ? of_row : load_some(gate + i, left);
+            Floats gated = load_some(x + i, left) * rounded<T>(1.0f / (1.0f + exp16(-z)));
+            if (a.addend) gated = load_some(addend + i, left) + rounded<T>(gated);
+            store_some(out + i, gated, left);
+        }
+    });
+}
+
+template <class T>
 struct Embedding {
     Rows rows;
     T* out;
@@ -139,5 +206,7 @@ void embedding(const void* arguments, Team& team, int) {
 extern "C" {
 void norm(const void* arguments, Team& team, int thread) { norm<Element>(arguments, team, thread); }
 void gated(const void* arguments, Team& team, int thread) { gated<Element>(arguments, team, thread); }
+void gated_norm(const void* arguments, Team& team, int thread) { gated_norm<Element>(arguments, team, thread); }
+void sigmoid_gate(const void* arguments, Team& team, int thread) { sigmoid_gate<Element>(arguments, team, thread); }
 void embedding(const void* arguments, Team& team, int thread) { embedding<Element>(arguments, team, thread); }
 }

@@ -1,0 +1,97 @@
+"""Ops with states in C++: arguments as the structs of their kernels.
+
+A struct's fields are words of eight bytes in the order of `csrc/`; the sequences, its first field, are `calls.run`'s. The
+ops of `infer_kernels` check arguments.
+"""
+
+from struct import Struct
+
+from torch import Tensor
+
+from infer_kernels.cpu.calls import empty, run
+from infer_kernels.states.state_rows import StateRows
+
+MOST_WIDTH = 16
+"""Largest width of a convolution, as in `csrc/convolution.cpp`."""
+MOST_KEY_DIM = 512
+"""Largest heads of keys, as in `csrc/delta_rule.cpp`."""
+_CONVOLUTION = Struct("PPPPPqPqqPqPqqq")
+_DELTA_RULE = Struct("PPPPPqPqPqPqqqPPqqqq")
+
+
+def has_convolution(weight: Tensor) -> bool:
+    """Return whether a kernel has room for the taps of `weight` [channels, width]."""
+    return weight.shape[1] <= MOST_WIDTH
+
+
+def has_delta_rule(state: Tensor) -> bool:
+    """Return whether a kernel has room for the keys of `state` [slots, value_heads, key_dim, value_dim]."""
+    return state.shape[2] <= MOST_KEY_DIM
+
+
+def causal_convolution(
+    x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, *, bias: Tensor | None, has_silu: bool
+) -> Tensor:
+    """Return the convolution of x, and write the states."""
+    return _convolve("causal_convolution", x, state, rows, weight, bias=bias, has_silu=has_silu)
+
+
+def gated_convolution(bcx: Tensor, state: Tensor, rows: StateRows, weight: Tensor, *, bias: Tensor | None) -> Tensor:
+    """Return c * the convolution of b * x, and write the states."""
+    return _convolve("gated_convolution", bcx, state, rows, weight, bias=bias, has_silu=False)
+
+
+def gated_delta_rule(
+    qkv: Tensor, a: Tensor, b: Tensor, state: Tensor, rows: StateRows, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+) -> Tensor:
+    """Return what the queries read, and write the states."""
+    _, value_heads, key_dim, value_dim = state.shape
+    out = empty((len(qkv), value_heads, value_dim), qkv.dtype)
+    arguments = _DELTA_RULE.pack(
+        *_addresses(rows),
+        out.data_ptr(),
+        qkv.data_ptr(),
+        qkv.stride(0),
+        a.data_ptr(),
+        a.stride(0),
+        b.data_ptr(),
+        b.stride(0),
+        state.data_ptr(),
+        *state.stride()[:3],
+        a_log.data_ptr(),
+        dt_bias.data_ptr(),
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+    )
+    work = (len(qkv) + rows.num_seqs) * value_heads * key_dim * value_dim
+    run("gated_delta_rule", qkv.dtype, rows.num_seqs, arguments, work=work)
+    return out
+
+
+def _convolve(
+    kernel: str, x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, *, bias: Tensor | None, has_silu: bool
+) -> Tensor:
+    channels, width = weight.shape
+    out = empty((len(x), channels), x.dtype)
+    arguments = _CONVOLUTION.pack(
+        *_addresses(rows),
+        out.data_ptr(),
+        x.data_ptr(),
+        x.stride(0),
+        state.data_ptr(),
+        *state.stride()[:2],
+        weight.data_ptr(),
+        weight.stride(0),
+        0 if bias is None else bias.data_ptr(),
+        channels,
+        width,
+        has_silu,
+    )
+    run(kernel, x.dtype, rows.num_seqs, arguments, work=(len(x) + rows.num_seqs) * channels * width)
+    return out
+
+
+def _addresses(rows: StateRows) -> tuple[int, int, int]:
+    return rows.query_start.data_ptr(), rows.read.data_ptr(), rows.write.data_ptr()
