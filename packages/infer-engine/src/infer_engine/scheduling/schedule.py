@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from infer_cache import StateMove
 from infer_cache.paged_manager import TableEdit
-from infer_cache.states.sequence_states import NO_MOVES
 from infer_engine.request import Request
 
 RowEdit = tuple[int, TableEdit]
@@ -58,7 +57,7 @@ class Schedule:
     items: list[tuple[Request, int]] = field(default_factory=list)
     decodes: list[Request] | None = None
     table_edits: list[RowEdit] = field(default_factory=list)
-    state_moves: Mapping[str, StateMove] = NO_MOVES
+    state_moves: Mapping[str, StateMove] = field(default_factory=dict)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     pending_hashes: set[bytes] = field(default_factory=set)
