@@ -14,6 +14,7 @@ from infer_cache.layer_groups import LayerGroups
 from infer_cache.leaks import LeakedBlock, describe_leaks
 from infer_cache.paged_manager import AdmissionBudget, PagedKVCacheManager, PrefixHit, TableEdit
 from infer_cache.sliding_window import max_blocks_in_window
+from infer_cache.states.contiguous_hybrid import ContiguousHybridManager
 from infer_cache.states.hybrid_manager import HybridKVCacheManager
 from infer_cache.states.sequence_states import SequenceStates, StateMove
 from infer_cache.states.state_slots import StateSlots
@@ -28,6 +29,7 @@ __all__ = [
     "BlockAllocator",
     "BlockHashes",
     "BlockMap",
+    "ContiguousHybridManager",
     "ContiguousKVCacheManager",
     "HybridKVCacheManager",
     "KVPool",

@@ -35,9 +35,10 @@ class LayerGroups:
         )
 
     @classmethod
-    def all_in_one(cls, num_layers: int) -> "LayerGroups":
-        """Put all layers, with any windows, into one group that keeps all blocks."""
-        return cls(windows=(None,), group_of_layer=(0,) * num_layers)
+    def all_in_one(cls, num_layers: int, *, attends: Sequence[bool] | None = None) -> "LayerGroups":
+        """Put all layers that attend, with any windows, into one group that keeps all blocks."""
+        attends = [True] * num_layers if attends is None else attends
+        return cls(windows=(None,), group_of_layer=tuple(0 if attend else None for attend in attends))
 
     @property
     def num_layers(self) -> tuple[int, ...]:

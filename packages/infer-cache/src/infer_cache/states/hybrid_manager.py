@@ -130,15 +130,11 @@ class HybridKVCacheManager(PagedKVCacheManager):
 
     def audit(self) -> list[LeakedBlock]:
         """Return the leaked blocks, and the leaked slots as those of a group after the others."""
-        pool = self._slots.pool
-        return super().audit() + [
-            LeakedBlock(len(self.groups), slot, pool.holders(slot), pool.is_cached(slot))
-            for slot in pool.audit(self._slots.reachable())
-        ]
+        return super().audit() + self._slots.audit(group=len(self.groups))
 
     def reclaim(self) -> int:
         """Free the blocks and slots that `audit` finds and return how many they were."""
-        return super().reclaim() + self._slots.pool.reclaim(self._slots.reachable())
+        return super().reclaim() + self._slots.reclaim()
 
     def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
         """Keep the states at the last ends of blocks at or before `positions`, and at the prompt's last full block."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from infer_cache.block_pool import BlockPool
+from infer_cache.leaks import LeakedBlock
 from infer_cache.states.sequence_states import StateMove
 
 
@@ -175,8 +176,18 @@ class StateSlots:
         del self._sequences[sequence_id]
         self._pool.release([each.slot for each in sequence.held], holder=sequence_id)
 
-    def reachable(self) -> Iterator[int]:
-        """Yield the slots of all sequences."""
+    def audit(self, *, group: int) -> list[LeakedBlock]:
+        """Return the leaked slots, as blocks of `group`: allocated, but of no sequence and not kept."""
+        pool = self._pool
+        return [
+            LeakedBlock(group, slot, pool.holders(slot), pool.is_cached(slot)) for slot in pool.audit(self._reachable())
+        ]
+
+    def reclaim(self) -> int:
+        """Free the slots that `audit` finds and return how many they were."""
+        return self._pool.reclaim(self._reachable())
+
+    def _reachable(self) -> Iterator[int]:
         for sequence in self._sequences.values():
             yield from (each.slot for each in sequence.held)
 

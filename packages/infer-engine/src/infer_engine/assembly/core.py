@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from infer_cache import HybridKVCacheManager, StateSlots
+from infer_cache import ContiguousHybridManager, HybridKVCacheManager, StateSlots
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.paged_manager import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
@@ -173,29 +173,21 @@ def build_kv_cache_manager(
 
     `state_slots` are those of a model with states.
     """
-    if state_slots is not None:
-        return HybridKVCacheManager(
-            num_blocks,
-            block_size,
-            slots=state_slots,
-            windows=windows,
-            max_chunk=limits.prefill_chunk_size,
-            keeps_prefixes=config.caches_prefixes,
-        )
     match config.resolved_kv_cache_backend:
         case "contiguous":
             (num_blocks_of_all,) = num_blocks
-            return ContiguousKVCacheManager(
-                limits.max_batch_size, num_blocks_of_all // limits.max_batch_size, block_size
-            )
+            slots = limits.max_batch_size, num_blocks_of_all // limits.max_batch_size, block_size
+            if state_slots is None:
+                return ContiguousKVCacheManager(*slots)
+            return ContiguousHybridManager(*slots, states=state_slots)
         case "paged":
-            return PagedKVCacheManager(
-                num_blocks,
-                block_size,
+            paged = partial(
+                PagedKVCacheManager if state_slots is None else partial(HybridKVCacheManager, slots=state_slots),
                 windows=windows,
                 max_chunk=limits.prefill_chunk_size,
                 keeps_prefixes=config.caches_prefixes,
             )
+            return paged(num_blocks, block_size)
 
 
 def build_scheduler(

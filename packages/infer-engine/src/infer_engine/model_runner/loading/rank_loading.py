@@ -184,11 +184,6 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
-    if bytes_per_slot and config.resolved_kv_cache_backend == "contiguous":
-        raise ValueError(
-            f"`kv_cache_backend` is contiguous but {model_config.model_type} has layers with states, which need the "
-            "paged cache and continuous batching; leave `kv_cache_backend` and `batching_mode` out."
-        )
     groups = group_layers(config, model_config)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     attention = (shard or Shard()).attention_spec(model_config.attention_specs[0])
@@ -268,9 +263,9 @@ def slots_per_sequence(config: EngineConfig, device: torch.device) -> int:
 
 def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
     """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
+    attends = [spec is None for spec in model_config.states] or None
     match config.resolved_kv_cache_backend:
         case "paged":
-            attends = [spec is None for spec in model_config.states] or None
             return LayerGroups.by_window(model_config.windows, attends=attends)
         case "contiguous":
-            return LayerGroups.all_in_one(model_config.num_layers)
+            return LayerGroups.all_in_one(model_config.num_layers, attends=attends)
