@@ -11,7 +11,7 @@ import torch
 
 from infer_engine.testing.models import (
     ALL_FAMILIES,
-    FAMILIES,
+    ATTENTION_FAMILIES,
     VOCAB_SIZE,
     ModelEngine,
     Twin,
@@ -136,7 +136,7 @@ def test_cached_prefixes_change_no_token(reference: Reference, block_size: int, 
 
 
 @pytest.mark.covers("kv-cache/fully-cached-prompt")
-@parametrize_each_value(family=FAMILIES, block_size=[1, 5, 16])
+@parametrize_each_value(family=ATTENTION_FAMILIES, block_size=[1, 5, 16])
 def test_a_prompt_that_comes_again_is_found_but_for_its_last_block(reference: Reference, block_size: int) -> None:
     engine = ModelEngine(reference.folder, block_size=block_size, use_prefix_caching=True)
     for name in ("of 16", "of 41"):

@@ -12,7 +12,7 @@ from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.staged_step import StagedStep
-from infer_engine.testing.models import FAMILIES
+from infer_engine.testing.models import ATTENTION_FAMILIES
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import NotCapturableError
@@ -29,7 +29,7 @@ NUM_BLOCKS = 1 + 32 * COLUMNS  # enough for 32 sequences beside the block that a
 QUICK = ("llama paged float32", "qwen3 paged bfloat16", "gemma3 paged bfloat16", "gemma3 contiguous float32")
 BUILDS = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.full)
-    for family in FAMILIES
+    for family in ATTENTION_FAMILIES
     for backend in ("paged", "contiguous")
     for name in (f"{family} {backend} float32", f"{family} {backend} bfloat16")
     if family == "gemma3" or backend == "paged"  # without windows both backends are one group

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.leaks import LeakedBlock
 from infer_cache.paged_manager import PrefixHit, TableEdit
-from infer_cache.states.sequence_states import StateMove
+from infer_cache.states.sequence_states import StateCounts, StateMove
 from infer_cache.states.state_slots import StateSlots
 
 
@@ -23,6 +23,11 @@ class ContiguousHybridManager(ContiguousKVCacheManager):
     def states(self) -> "ContiguousHybridManager":
         """The states of its sequences."""
         return self
+
+    @property
+    def counts(self) -> StateCounts:
+        """How many slots of states there are, and what they hold."""
+        return self._state_slots.counts
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
         """Return whether slots for a sequence's tokens and for its states are free."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from infer_cache.leaks import LeakedBlock
 from infer_cache.paged_manager import PagedKVCacheManager, PrefixHit, TableEdit
-from infer_cache.states.sequence_states import StateMove
+from infer_cache.states.sequence_states import StateCounts, StateMove
 from infer_cache.states.state_slots import StateSlots
 
 MAX_KEPT_STARTS = 4
@@ -41,6 +41,11 @@ class HybridKVCacheManager(PagedKVCacheManager):
     def states(self) -> "HybridKVCacheManager":
         """The states of its sequences."""
         return self
+
+    @property
+    def counts(self) -> StateCounts:
+        """How many slots of states there are, and what they hold."""
+        return self._slots.counts
 
     @property
     def slots(self) -> StateSlots:

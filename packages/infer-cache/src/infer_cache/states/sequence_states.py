@@ -19,8 +19,28 @@ class StateMove(NamedTuple):
     write: int
 
 
+class StateCounts(NamedTuple):
+    """How many slots there are, and what they hold.
+
+    Attributes:
+        num_state_slots: all slots.
+        num_free_state_slots: slots that no sequence holds, those of kept states included.
+        num_kept_states: free slots whose state is kept.
+        num_state_evictions: kept states that were evicted for another one, since the start.
+    """
+
+    num_state_slots: int = 0
+    num_free_state_slots: int = 0
+    num_kept_states: int = 0
+    num_state_evictions: int = 0
+
+
 class SequenceStates(Protocol):
     """The states of sequences, as a scheduler sees them."""
+
+    @property
+    def counts(self) -> StateCounts:
+        """How many slots there are, and what they hold."""
 
     def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
         """Keep the states at the ends of blocks at or before these positions of an admitted sequence's prompt."""
@@ -34,6 +54,8 @@ class SequenceStates(Protocol):
 
 class NoStates:
     """The states of a model that has none. Implements `SequenceStates`."""
+
+    counts = StateCounts()
 
     def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
         """Keep nothing."""

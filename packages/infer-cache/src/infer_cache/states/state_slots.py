@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from infer_cache.block_pool import BlockPool
 from infer_cache.leaks import LeakedBlock
-from infer_cache.states.sequence_states import StateMove
+from infer_cache.states.sequence_states import StateCounts, StateMove
 
 
 class _Held(NamedTuple):
@@ -76,6 +76,12 @@ class StateSlots:
     def pool(self) -> BlockPool:
         """The slots, with their holders and hashes."""
         return self._pool
+
+    @property
+    def counts(self) -> StateCounts:
+        """How many slots there are, and what they hold."""
+        pool = self._pool
+        return StateCounts(pool.num_blocks, pool.num_free, pool.num_idle, pool.num_evictions)
 
     @property
     def can_open(self) -> bool:

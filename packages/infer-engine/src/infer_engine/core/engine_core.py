@@ -86,6 +86,7 @@ class EngineCore:
             num_blocks=self._kv_cache_manager.num_blocks,
             num_free_blocks=self._kv_cache_manager.num_free_blocks,
             num_idle_blocks=self._kv_cache_manager.num_idle_blocks,
+            **self._kv_cache_manager.states.counts._asdict(),
             num_evictions=self._kv_cache_manager.num_evictions,
             kv_usage=self._kv_cache_manager.usage,
         )

@@ -59,7 +59,12 @@ class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc] 
         num_free_blocks: blocks that no request holds.
         num_idle_blocks: free blocks that are kept for the cached prefix in them.
         num_evictions: blocks whose cached prefix was evicted, since the start.
-        kv_usage: share of the KV cache that requests hold, in [0, 1], for the fullest group of layers.
+        kv_usage: share of the KV cache that requests hold, in [0, 1], for the fullest group of layers, or of the slots
+            of states if that is more.
+        num_state_slots: slots for the states of sequences; 0 for a model without states, as the three below.
+        num_free_state_slots: slots that no request holds, those of kept states included.
+        num_kept_states: free slots whose state is kept for the prefix that it is of.
+        num_state_evictions: kept states that were evicted, since the start.
         num_replaced: cores that were lost and replaced, since the start.
         replicas: those of each replica, if there are several; theirs have none.
     """
@@ -71,5 +76,9 @@ class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc] 
     num_idle_blocks: int = 0
     num_evictions: int = 0
     kv_usage: float = 0.0
+    num_state_slots: int = 0
+    num_free_state_slots: int = 0
+    num_kept_states: int = 0
+    num_state_evictions: int = 0
     num_replaced: int = 0
     replicas: list["EngineStats"] = []

@@ -19,11 +19,13 @@ _SUMS_SINCE_START = (
     "num_failed",
     "num_failed_passes",
     "num_evictions",
+    "num_state_evictions",
     "busy_s",
 )
 _SUMS = (
     *_SUMS_SINCE_START,
     *("num_leaked_blocks", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_idle_blocks"),
+    *("num_state_slots", "num_free_state_slots", "num_kept_states"),
 )
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from infer_cache import SequenceStates
 from infer_cache.block_map import BlockMap
 from infer_cache.leaks import LeakedBlock
 from infer_cache.paged_manager import AdmissionBudget, PrefixHit, TableEdit
+from infer_cache.states.sequence_states import SequenceStates
 
 
 class KVCacheManager(Protocol):

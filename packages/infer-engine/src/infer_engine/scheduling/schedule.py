@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from infer_cache import StateMove
 from infer_cache.paged_manager import TableEdit
+from infer_cache.states.sequence_states import StateMove
 from infer_engine.request import Request
 
 RowEdit = tuple[int, TableEdit]

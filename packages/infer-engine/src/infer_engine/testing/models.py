@@ -27,8 +27,12 @@ VOCAB_SIZE = 320
 MAX_SEQ_LEN = 128
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
-FAMILIES = ("llama", "qwen3", "gemma3")
+ATTENTION_FAMILIES = ("llama", "qwen3", "gemma3")
 """Three of `ALL_FAMILIES`: the plain one, one with QK-norm, one with sliding windows, of 8 tokens, in some layers."""
+STATE_FAMILIES = ("lfm2", "qwen3_5")
+"""Two of `ALL_FAMILIES` whose layers have states: the last inputs of convolutions, and matrices."""
+FAMILIES = (*ATTENTION_FAMILIES, "qwen3_5")
+"""One of each kind."""
 ALL_FAMILIES = tuple(TINY_FAMILIES)
 """The tiny checkpoints that `transformers` has twins of, text models inside multimodal ones among them."""
 _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

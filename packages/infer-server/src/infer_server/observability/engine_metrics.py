@@ -85,6 +85,8 @@ class EngineCollector(Collector):
         yield self._gauge("engine_up", "1 while the engine lives, 0 when it is dead or stopped.", is_up)
         yield self._prompt_tokens_by_source(stats)
         yield self._blocks(stats)
+        if stats.num_state_slots:
+            yield from self._states(stats)
         yield self._tokens_of_steps(stats)
         yield self._cache_config(self._engine.info)
         if stats.replicas:
@@ -129,6 +131,17 @@ class EngineCollector(Collector):
         family.add_metric([*self._values, "cached"], stats.num_idle_blocks)
         family.add_metric([*self._values, "free"], stats.num_free_blocks - stats.num_idle_blocks)
         return family
+
+    def _states(self, stats: EngineStats) -> Iterable[Metric]:
+        documentation = "Slots of sequences' states: held by requests, kept for prefixes, or free."
+        family = GaugeMetricFamily("infer:state_slots", documentation, labels=[*self._names, "state"])
+        family.add_metric([*self._values, "held"], stats.num_state_slots - stats.num_free_state_slots)
+        family.add_metric([*self._values, "kept"], stats.num_kept_states)
+        family.add_metric([*self._values, "free"], stats.num_free_state_slots - stats.num_kept_states)
+        yield family
+        evictions = self._counter("num_state_evictions", "Kept states evicted for lack of slots.")
+        evictions.add_metric(self._values, stats.num_state_evictions)
+        yield evictions
 
     def _tokens_of_steps(self, stats: EngineStats) -> Metric:
         *counted, _ = stats.steps_by_tokens
