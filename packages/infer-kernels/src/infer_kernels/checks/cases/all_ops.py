@@ -11,11 +11,13 @@ from infer_kernels.checks.cases.products import PRODUCTS
 from infer_kernels.checks.cases.qkv import QKV
 from infer_kernels.checks.cases.quantized import QUANTIZED
 from infer_kernels.checks.cases.sampling import SAMPLING
+from infer_kernels.checks.cases.states import STATES
 from infer_kernels.checks.cases.token_ids import TOKEN_IDS
 
 ALL_OPS: tuple[OpCases, ...] = (
     ATTENTION,
     QKV,
+    STATES,
     EMBEDDING,
     TOKEN_IDS,
     NORMS,
@@ -32,6 +34,7 @@ IN_A_LAYER: tuple[OpCases, ...] = (
     ACTIVATIONS,
     QKV,
     ATTENTION,
+    STATES,
     PRODUCTS,
     MOE,
     QUANTIZED,

@@ -1,0 +1,210 @@
+"""Causal convolutions in Triton: programs for rows, and programs for states.
+
+    program  0    1    2 ...          | row_programs ...
+    rows     of x, ROWS per program   | the states of ROWS sequences per program
+
+A row finds its sequence by counting the sequences that end before it, and each of its inputs in the step or in the
+state. The slots that are read are not those that are written, so programs need not wait for each other. The grid
+depends on shapes only, and a row's bits on nothing but its own inputs.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+from typing import Literal
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.integers import cdiv
+from infer_kernels.states.state_rows import StateRows
+
+_ROWS = 16
+_CHANNELS = 128
+_SEQS = 128
+"""Sequences that are counted at once."""
+
+
+@triton.jit
+def _load_inputs(
+    x: tl.tensor,
+    state: tl.tensor,
+    position: tl.tensor,  # [ROWS]: rows of the batch, or as many before the sequence's first row
+    first: tl.tensor,  # [ROWS]: the first row of the sequence
+    from_slot: tl.tensor,  # int64 [ROWS], or -1
+    in_use: tl.tensor,  # [ROWS]
+    channel: tl.tensor,  # [CHANNELS]
+    channels: tl.tensor,
+    x_stride: tl.tensor,
+    state_stride_slot: tl.tensor,
+    state_stride_row: tl.tensor,
+    NUM_BEFORE: tl.constexpr,
+    GATED: tl.constexpr,
+) -> tl.tensor:
+    """Inputs of the step where `position` lies in it, and of the state elsewhere: [ROWS, CHANNELS]."""
+    is_channel = (channel < channels)[None, :]
+    in_step = position >= first
+    of_step = (in_use & in_step)[:, None] & is_channel
+    x_at = x + (position.to(tl.int64) * x_stride)[:, None] + channel[None, :]
+    current = tl.load(x_at, mask=of_step, other=0.0)
+    if GATED:
+        values = tl.load(x_at + 2 * channels, mask=of_step, other=0.0)
+        current = (current.to(tl.float32) * values.to(tl.float32)).to(x.dtype.element_ty)
+    of_state = (in_use & (position < first) & (from_slot >= 0))[:, None] & is_channel
+    before = from_slot * state_stride_slot + (position - first + NUM_BEFORE) * state_stride_row
+    earlier = tl.load(state + before[:, None] + channel[None, :], mask=of_state, other=0.0)
+    return tl.where(in_step[:, None], current, earlier)
+
+
+@triton.jit(do_not_specialize=["tokens", "num_seqs"], do_not_specialize_on_alignment=["query_start", "read", "write"])
+def _causal_convolution_kernel(
+    out: tl.tensor,  # [tokens, channels]
+    x: tl.tensor,  # [tokens, channels], or of [tokens, 3 * channels]: b, c and x
+    state: tl.tensor,  # [slots, WIDTH - 1, channels]
+    query_start: tl.tensor,  # [seqs + 1]
+    read: tl.tensor,  # [seqs]
+    write: tl.tensor,  # [seqs]
+    weight: tl.tensor,  # [channels, WIDTH]
+    bias: tl.tensor,  # [channels], or None
+    tokens: tl.tensor,
+    num_seqs: tl.tensor,
+    channels: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    state_stride_slot: tl.tensor,
+    state_stride_row: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    SEQS: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+) -> None:
+    dtype: tl.constexpr = out.dtype.element_ty
+    row_programs = tl.cdiv(tokens, ROWS)
+    program = tl.program_id(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_channel = channel < channels
+    if program < row_programs:
+        row = program * ROWS + tl.arange(0, ROWS)
+        seq = tl.zeros((ROWS,), tl.int32)
+        for start in range(0, num_seqs, SEQS):
+            each = start + tl.arange(0, SEQS)
+            end = tl.load(query_start + 1 + each, mask=each < num_seqs, other=2147483647)
+            seq += tl.sum((end[None, :] <= row[:, None]).to(tl.int32), axis=1)
+        in_use = (seq < num_seqs) & (row < tokens)
+        first = tl.load(query_start + seq, mask=in_use, other=0)
+        from_slot = tl.load(read + seq, mask=in_use, other=-1).to(tl.int64)
+        y = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for tap in tl.static_range(WIDTH):
+            inputs = _load_inputs(
+                x,
+                state,
+                row - (WIDTH - 1) + tap,
+                first,
+                from_slot,
+                in_use,
+                channel,
+                channels,
+                x_stride,
+                state_stride_slot,
+                state_stride_row,
+                WIDTH - 1,
+                GATED,
+            )
+            factor = tl.load(weight + channel * weight_stride + tap, mask=is_channel, other=0.0)
+            y += inputs.to(tl.float32) * factor.to(tl.float32)[None, :]
+        if bias is not None:
+            y += tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+        y = y.to(dtype)
+        mask = in_use[:, None] & is_channel[None, :]
+        if SILU:
+            wide = y.to(tl.float32)
+            y = (wide * tl.sigmoid(wide)).to(dtype)
+        if GATED:
+            gate_at = x + (row.to(tl.int64) * x_stride)[:, None] + (channels + channel)[None, :]
+            gate = tl.load(gate_at, mask=mask, other=0.0)
+            y = (gate.to(tl.float32) * y.to(tl.float32)).to(dtype)
+        tl.store(out + row.to(tl.int64)[:, None] * channels + channel[None, :], y, mask=mask)
+    else:
+        seq = (program - row_programs) * ROWS + tl.arange(0, ROWS)
+        in_batch = seq < num_seqs
+        to_slot = tl.load(write + seq, mask=in_batch, other=-1).to(tl.int64)
+        is_kept = to_slot >= 0
+        from_slot = tl.load(read + seq, mask=is_kept, other=-1).to(tl.int64)
+        first = tl.load(query_start + seq, mask=is_kept, other=0)
+        end = tl.load(query_start + seq + 1, mask=is_kept, other=0)
+        for place in tl.static_range(WIDTH - 1):
+            inputs = _load_inputs(
+                x,
+                state,
+                end - (WIDTH - 1) + place,
+                first,
+                from_slot,
+                is_kept,
+                channel,
+                channels,
+                x_stride,
+                state_stride_slot,
+                state_stride_row,
+                WIDTH - 1,
+                GATED,
+            )
+            kept_at = state + (to_slot * state_stride_slot + place * state_stride_row)[:, None] + channel[None, :]
+            tl.store(kept_at, inputs, mask=is_kept[:, None] & is_channel[None, :])
+
+
+def causal_convolution_triton(
+    x: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: Literal["silu"] | None = None,
+) -> Tensor:
+    """Launch the kernel; arguments as for `causal_convolution`, unchecked."""
+    return _convolve(x, state, rows, weight, bias, is_silu=activation == "silu", is_gated=False)
+
+
+def gated_convolution_triton(
+    bcx: Tensor, state: Tensor, rows: StateRows, weight: Tensor, *, bias: Tensor | None = None
+) -> Tensor:
+    """Launch the kernel; arguments as for `gated_convolution`, unchecked."""
+    return _convolve(bcx, state, rows, weight, bias, is_silu=False, is_gated=True)
+
+
+def _convolve(
+    x: Tensor, state: Tensor, rows: StateRows, weight: Tensor, bias: Tensor | None, *, is_silu: bool, is_gated: bool
+) -> Tensor:
+    channels, width = weight.shape
+    tokens, num_seqs = len(x), len(rows.read)
+    out = x.new_empty(tokens, channels)
+    if num_seqs == 0:
+        return out
+    _causal_convolution_kernel[(cdiv(tokens, _ROWS) + cdiv(num_seqs, _ROWS), cdiv(channels, _CHANNELS))](
+        out,
+        x,
+        state,
+        rows.query_start,
+        rows.read,
+        rows.write,
+        weight,
+        bias,
+        tokens,
+        num_seqs,
+        channels,
+        x.stride(0),
+        weight.stride(0),
+        state.stride(0),
+        state.stride(1),
+        WIDTH=width,
+        ROWS=_ROWS,
+        CHANNELS=_CHANNELS,
+        SEQS=_SEQS,
+        SILU=is_silu,
+        GATED=is_gated,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return out
