@@ -198,10 +198,11 @@ def test_a_step_without_sequences_does_nothing(op: str, dtype: torch.dtype) -> N
 def test_convolution_finds_the_rows_of_many_sequences() -> None:
     lengths = [index % 3 for index in range(300)]
     made = convolution(3, 3, torch.float32, is_gated=False)
-    inputs, none = made.draw_inputs(sum(lengths)), [-1] * len(lengths)
-    rows, state = state_rows(lengths, none, none), made.draw_states([])
-    expected, _ = made.reference(*inputs, state, rows, *made.weights, **made.constants)
+    inputs, state = made.draw_inputs(sum(lengths)), torch.full((300, *made.slot), torch.nan)
+    rows = state_rows(lengths, [-1] * 300, [*range(300)])
+    expected, states = made.reference(*inputs, state, rows, *made.weights, **made.constants)
     assert_within_roundings(made.run(inputs, state, rows), expected)
+    assert torch.equal(state, states)
 
 
 @pytest.mark.parametrize("a", [-30.0, -15.0, -5.0, -0.1, 0.0, 0.7, 6.0, 19.0, 25.0])

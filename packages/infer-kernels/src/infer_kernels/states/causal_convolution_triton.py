@@ -19,7 +19,7 @@ from torch import Tensor
 from infer_kernels.integers import cdiv
 from infer_kernels.states.state_rows import StateRows
 
-_ROWS = 16
+_ROWS = 8
 _CHANNELS = 128
 _SEQS = 128
 """Sequences that are counted at once."""

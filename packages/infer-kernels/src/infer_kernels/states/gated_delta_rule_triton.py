@@ -61,9 +61,11 @@ def _halves(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Both halves of the first dimension of x [keys, lanes] or [keys, lanes, columns], where they are."""
     half: tl.constexpr = x.shape[0] // 2
     if len(x.shape) == 2:
-        return tl.split(tl.permute(tl.reshape(x, (2, half, x.shape[1])), (1, 2, 0)))
-    else:  # noqa: RET505 - the compiler takes one branch or the other
-        return tl.split(tl.permute(tl.reshape(x, (2, half, x.shape[1], x.shape[2])), (1, 2, 3, 0)))
+        pairs = tl.permute(tl.reshape(x, (2, half, x.shape[1])), (1, 2, 0))
+    else:
+        pairs = tl.permute(tl.reshape(x, (2, half, x.shape[1], x.shape[2])), (1, 2, 3, 0))
+    first, second = tl.split(pairs)
+    return first, second
 
 
 @triton.jit
@@ -149,6 +151,7 @@ def _gated_delta_rule_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     key = tl.arange(0, LANES)[None, :] * KEYS + tl.arange(0, KEYS)[:, None]
     in_head, is_key = column < VALUE_DIM, key < KEY_DIM
+    # Limits take the place of masks that hold for all: the interpreter makes integers of those.
     is_read = (key < tl.where(from_slot >= 0, KEY_DIM, 0))[:, :, None] & in_head[None, None, :]
     is_written = (key < tl.where(to_slot >= 0, KEY_DIM, 0))[:, :, None] & in_head[None, None, :]
     # Were the stride known to be 1, a lane would load four columns of a row, and each sum would cross 16 lanes.

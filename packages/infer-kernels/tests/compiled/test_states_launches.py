@@ -1,0 +1,96 @@
+"""Kernels of ops with states: one variant for all batches, grids of shapes alone, and what a token costs."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_afresh
+from infer_kernels.checks.compiled.instruction_counts import count_main_loop
+from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
+from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
+from infer_kernels.states import StateRows
+from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
+from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
+
+BATCHES = ((1, 1, 1), (16, 16, 0), (40, 7, 3), (8, 300, 5), (512, 2, 2))
+"""(tokens, sequences, where index vectors start in a staging buffer)."""
+KEY_HEADS, VALUE_HEADS, HEAD_DIM, CHANNELS, WIDTH = 16, 32, 128, 8192, 4
+MOST_INSTRUCTIONS = 370
+"""Instructions of a token in the delta rule's loop on sm_90, by the one warp of eight value columns."""
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16)
+
+
+def state_rows(num_seqs: int, offset: int) -> StateRows:
+    query_start, read, write = torch.empty(3, 512, dtype=torch.int32)
+    slots = slice(offset, offset + num_seqs)
+    return StateRows(query_start=query_start[offset : offset + num_seqs + 1], read=read[slots], write=write[slots])
+
+
+def launch_delta_rule(tokens: int, rows: StateRows) -> None:
+    a, b = bf16(tokens, 2 * VALUE_HEADS).chunk(2, dim=1)
+    of_heads = torch.empty(VALUE_HEADS)
+    gated_delta_rule_triton(
+        bf16(tokens, (2 * KEY_HEADS + VALUE_HEADS) * HEAD_DIM),
+        a,
+        b,
+        torch.empty(2, VALUE_HEADS, HEAD_DIM, HEAD_DIM),
+        rows,
+        a_log=of_heads,
+        dt_bias=of_heads,
+        key_heads=KEY_HEADS,
+    )
+
+
+def launch_convolution(tokens: int, rows: StateRows) -> None:
+    state, weight = bf16(2, WIDTH - 1, CHANNELS), bf16(CHANNELS, WIDTH)
+    causal_convolution_triton(bf16(tokens, CHANNELS), state, rows, weight, activation="silu")
+
+
+def launch_gated_convolution(tokens: int, rows: StateRows) -> None:
+    state, weight = bf16(2, WIDTH - 1, CHANNELS), bf16(CHANNELS, WIDTH)
+    gated_convolution_triton(bf16(tokens, 3 * CHANNELS), state, rows, weight, bias=bf16(CHANNELS))
+
+
+def launch_norm(tokens: int, rows: StateRows) -> None:
+    del rows
+    width = VALUE_HEADS * HEAD_DIM
+    gated_rms_norm_triton(bf16(tokens, VALUE_HEADS, HEAD_DIM), bf16(tokens, width), bf16(HEAD_DIM), 1e-6)
+
+
+def launch_gate(tokens: int, rows: StateRows) -> None:
+    del rows
+    sigmoid_gate_triton(bf16(tokens, CHANNELS), bf16(tokens, 1), addend=bf16(tokens, CHANNELS))
+
+
+def launch_all_batches(launch: Callable[[int, StateRows], None]) -> LaunchLog:
+    with compile_afresh(90) as log:
+        for tokens, num_seqs, offset in BATCHES:
+            launch(tokens, state_rows(num_seqs, offset))
+    return log
+
+
+@pytest.mark.parametrize(
+    "launch", [launch_delta_rule, launch_convolution, launch_gated_convolution, launch_norm, launch_gate]
+)
+def test_op_compiles_once_for_all_batches(launch: Callable[[int, StateRows], None]) -> None:
+    log = launch_all_batches(launch)
+    assert [*Counter(kernel.name for kernel in log.compiled).values()] == [1]
+    assert len(log.launches) == len(BATCHES)
+
+
+def test_a_token_of_the_delta_rule_costs_few_instructions_and_nothing_spills() -> None:
+    log = launch_all_batches(launch_delta_rule)
+    kernel = log.compiled[0]
+    count = count_main_loop(kernel, 90)
+    assert count is not None
+    assert count.instructions <= MOST_INSTRUCTIONS
+    assert kernel.num_warps == 1
+    assert kernel.spilled_bytes == 0
+    # A program for eight columns, value head and sequence, whatever the sequences are.
+    assert [launch.grid for launch in log.launches] == [(16, VALUE_HEADS, num_seqs) for _, num_seqs, _ in BATCHES]
