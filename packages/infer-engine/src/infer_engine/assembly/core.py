@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from infer_cache import ContiguousHybridManager, HybridKVCacheManager, StateSlots
 from infer_cache.contiguous_manager import ContiguousKVCacheManager
 from infer_cache.paged_manager import PagedKVCacheManager
+from infer_cache.states.contiguous_hybrid import ContiguousHybridManager
+from infer_cache.states.hybrid_manager import HybridKVCacheManager
+from infer_cache.states.state_slots import StateSlots
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
 from infer_engine.frontend.generation_config import sampling_defaults
