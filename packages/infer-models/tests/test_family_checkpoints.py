@@ -16,6 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
 from infer_models.config.families import FAMILIES
+from infer_models.config.wrappers import WRAPPERS
 from infer_models.quantization.mxfp4 import read_mxfp4
 from infer_models.tensor_parallel import Shard
 from infer_models.testing import TINY_FAMILIES, save_tiny
@@ -81,17 +82,22 @@ def test_both_orders_of_prefixes_are_read(tmp_path: Path, family: str) -> None:
     expected = logits_of(load(tmp_path))
     path = tmp_path / "model.safetensors"
     stored = load_file(path)
-    assert "language_model.model.norm.weight" in stored
-    renamed = {}
-    for name, tensor in stored.items():
-        inner = name.removeprefix("language_model.")
-        if inner == name:
-            renamed[f"model.{name}"] = tensor
-        else:
-            renamed[inner.replace("model.", "model.language_model.", 1)] = tensor
-    assert {"model.language_model.norm.weight", "lm_head.weight"} < renamed.keys()
+    renamed = {in_other_order(name): tensor for name, tensor in stored.items()}
+    inner, outer = {"language_model.model.norm.weight"}, {"model.language_model.norm.weight", "lm_head.weight"}
+    assert (inner < stored.keys() and outer < renamed.keys()) or (outer < stored.keys() and inner < renamed.keys())
     save_file(renamed, path)
     assert torch.equal(logits_of(load(tmp_path)), expected)
+
+
+def in_other_order(name: str) -> str:
+    """Return the name of a wrapper's tensor with its prefixes in the other order."""
+    if name.startswith("language_model."):
+        return name.removeprefix("language_model.").replace("model.", "model.language_model.", 1)
+    if name.startswith("model.language_model."):
+        return "language_model.model." + name.removeprefix("model.language_model.")
+    if name == "lm_head.weight":
+        return "language_model.lm_head.weight"
+    return name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
 
 
 @pytest.mark.parametrize("family", WRAPPED)
@@ -99,15 +105,15 @@ def test_vision_tensors_are_left_unread_and_others_are_named(tmp_path: Path, fam
     save_tiny(family, tmp_path)
     path = tmp_path / "model.safetensors"
     stored = load_file(path)
-    vision = [name for name in stored if name.startswith("vision_tower.")]
+    vision = [name for name in stored if name.startswith(("vision_tower.", "model.visual."))]
     assert vision
     save_file(stored | {vision[0]: torch.zeros(3, dtype=torch.int8)}, path)
     load(tmp_path)
     save_file(stored | {"other_tower.weight": torch.zeros(3)}, path)
     with pytest.raises(CheckpointError, match=r"tensor `other_tower\.weight` is unexpected"):
         load(tmp_path)
-    missing = "language_model.model.norm.weight"
-    save_file({name: tensor for name, tensor in stored.items() if name != missing}, path)
+    missing = {"language_model.model.norm.weight", "model.language_model.norm.weight"}
+    save_file({name: tensor for name, tensor in stored.items() if name not in missing}, path)
     with pytest.raises(CheckpointError, match=r"tensor `model\.norm\.weight` is missing"):
         load(tmp_path)
 
@@ -132,7 +138,7 @@ def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_
     defaults = AutoConfig.for_model(model_type)
     for name, value in FAMILIES[model_type].defaults.items():
         assert getattr(defaults, name) == value, name
-    wrapper = {"gemma3_text": "gemma3", "llama": "llava", "mistral": "mistral3"}.get(model_type)
+    wrapper = {text: wrapper for wrapper, text in WRAPPERS.items()}.get(model_type)
     whole = {"model_type": model_type, "torch_dtype": "bfloat16"}
     wrapped = {"model_type": wrapper, "text_config": {"model_type": model_type}, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(whole if wrapper is None else wrapped))
@@ -141,11 +147,14 @@ def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_
     assert (config.q_heads, config.kv_heads) == (defaults.num_attention_heads, defaults.num_key_value_heads)
     assert config.vocab_size == defaults.vocab_size
     assert config.head_dim == (getattr(defaults, "head_dim", None) or defaults.hidden_size // config.q_heads)
-    if model_type == "qwen3_moe":
-        assert config.moe is not None
-        assert (config.moe.num_experts, config.moe.experts_per_token) == (128, defaults.num_experts_per_tok)
+    if config.moe is not None and model_type != "gpt_oss":
+        assert (config.moe.num_experts, config.moe.experts_per_token) == (
+            getattr(defaults, "num_experts", 128),
+            defaults.num_experts_per_tok,
+        )
         assert config.moe.intermediate_size == defaults.moe_intermediate_size
-    assert config.norm_eps == defaults.rms_norm_eps
+        assert config.moe.shared_intermediate_size == getattr(defaults, "shared_expert_intermediate_size", None)
+    assert config.norm_eps == (defaults.norm_eps if model_type == "lfm2" else defaults.rms_norm_eps)
     assert config.tie_word_embeddings == defaults.tie_word_embeddings
 
 

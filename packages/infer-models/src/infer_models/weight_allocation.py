@@ -89,12 +89,12 @@ def allocate_weights(
 def _sensitive(model: CausalLM) -> re.Pattern[str]:
     """Return the pattern of the products whose errors cost most for their size.
 
-    These are queries, keys and values, and the products that end the MLPs of the first and the last layer.
+    These are queries, keys and values, what layers with a state have in their place, and the products that end the MLPs
+    of the first and the last layer.
     """
     last = model.config.num_layers - 1
-    return re.compile(
-        rf"\.(?:q|k|v|qkv)_proj\.weight$|\.layers\.(?:0|{last})\.(?:mlp\.down_proj|feed_forward\.w2)\.weight$"
-    )
+    mixed = r"\.(?:(?:q|k|v|qkv)_proj|conv\.in_proj|in_proj_qkvz?)\.weight$"
+    return re.compile(rf"{mixed}|\.layers\.(?:0|{last})\.(?:mlp\.down_proj|feed_forward\.w2)\.weight$")
 
 
 def _require_kernel(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:

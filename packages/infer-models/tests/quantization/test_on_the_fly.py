@@ -51,6 +51,8 @@ def test_every_family_computes_nearly_the_same(tmp_path: Path, family: str) -> N
         model.prepack()
         # Tiny random models magnify every error, and choose other experts; a wrong product is off by more than logits.
         allowed = most if plain.config.moe is None else 0.5
+        if TINY_FAMILIES[family].has_states:  # whose norms divide by outputs that may be close to zero
+            allowed = max(0.2, allowed) if plain.config.moe is None else 0.8
         assert relative_error(logits_of(model), logits_of(plain)) < allowed, quantization
 
 
@@ -74,13 +76,16 @@ def test_products_are_quantized_and_vectors_and_routers_are_not(tmp_path: Path) 
 @needs_cpu_kernels
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_int4_keeps_eight_bits_where_errors_cost_most(tmp_path: Path, family: str) -> None:
-    """Queries, keys and values of every layer; what the MLPs of the first and the last layer write."""
+    """Queries, keys and values of every layer, or what has their place; what the first and the last MLP write."""
     save_tiny(family, tmp_path)
     model = load(tmp_path, "int4")
     last = model.config.num_layers - 1
     for layer in range(last + 1):
-        assert weight_of(model, f"model.layers.{layer}.self_attn.qkv_proj").encoding == "int8"
-        assert weight_of(model, f"model.layers.{layer}.self_attn.o_proj").encoding == "int4"
+        attention: Any = model.get_submodule(f"model.layers.{layer}")
+        attention = attention.get_submodule(attention.attention_name)
+        first, last_one = ("qkv_proj", "o_proj") if model.config.attends(layer) else ("in_proj", "out_proj")
+        assert attention.get_submodule(first).weight.encoding == "int8"
+        assert attention.get_submodule(last_one).weight.encoding == "int4"
         if hasattr(model.get_submodule(f"model.layers.{layer}.mlp"), "down_proj"):
             expected = "int8" if layer in (0, last) else "int4"
             assert weight_of(model, f"model.layers.{layer}.mlp.down_proj").encoding == expected

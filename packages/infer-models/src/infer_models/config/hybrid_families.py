@@ -40,8 +40,6 @@ def _read_lfm2_intermediate_size(fields: JsonFields) -> int:
     if not fields.flag("block_auto_adjust_ff_dim", default=True):
         return size
     size = int(2 * size / 3)
-    if fields.is_null("block_ffn_dim_multiplier"):
-        return size
     multiple = fields.count("block_multiple_of", 256)
     return -(-int(fields.number("block_ffn_dim_multiplier", 1.0) * size) // multiple) * multiple
 
