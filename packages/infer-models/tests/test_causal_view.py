@@ -1,5 +1,6 @@
 """Attention without a cache, and training through it."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,22 @@ import torch
 from torch.nn import functional
 
 from infer_models import AttentionSpec, CausalView, load_model
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_models.testing import save_tiny, save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
+SAVES = [
+    save_tiny_llama,
+    save_tiny_qwen3,
+    save_tiny_gemma3,
+    save_tiny_nanogpt,
+    partial(save_tiny, "lfm2", conv_bias=True),
+    partial(save_tiny, "qwen3_5"),
+]
 
 
-def test_sequences_end_to_end_are_as_if_alone(tmp_path: Path) -> None:
-    save_tiny_gemma3(tmp_path)
+@pytest.mark.parametrize("family", ["gemma3", "lfm2", "qwen3_5", "qwen3_next"])
+def test_sequences_end_to_end_are_as_if_alone(tmp_path: Path, family: str) -> None:
+    save_tiny(family, tmp_path)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     lengths = [1, 13, 7]
     ids = torch.randint(3, 320, (sum(lengths),), generator=torch.Generator().manual_seed(3))
@@ -27,9 +37,11 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
     spec = AttentionSpec(q_heads=2, kv_heads=1, head_dim=16, scale=0.25)
     with pytest.raises(ValueError, match="`seq_lens` add up to 4 but the batch has 5 tokens"):
         CausalView([3, 1]).attend(0, torch.zeros(5, 2 + 1 + 1, 16), spec)
+    with pytest.raises(ValueError, match="`seq_lens` add up to 4 but the batch has 5 tokens"):
+        CausalView([3, 1]).convolve(0, torch.zeros(5, 8), torch.zeros(8, 3))
 
 
-@pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_qwen3, save_tiny_gemma3, save_tiny_nanogpt])
+@pytest.mark.parametrize("save", SAVES)
 def test_every_parameter_learns(tmp_path: Path, save: object) -> None:
     assert callable(save)
     save(tmp_path)

@@ -129,10 +129,16 @@ CHAT_STYLES: Mapping[str, ChatStyle] = MappingProxyType(
         "olmo3": _CHATML,
         "qwen3_moe": _CHATML,
         "gpt_oss": _HARMONY,
+        "lfm2": _CHATML,
+        "qwen3_5": _CHATML,
+        "qwen3_5_moe": _CHATML,
+        "qwen3_next": _CHATML,
         "gemma3": _TURNS,
         "gemma3_wrapped": _TURNS,
         "mistral3": _INST,
         "llava": _LLAVA,
+        "qwen3_5_wrapped": _CHATML,
+        "qwen3_5_moe_wrapped": _CHATML,
     }
 )
 """The styles, by the keys of `TINY_FAMILIES`."""
