@@ -1,7 +1,7 @@
 """Ops with states in C++: arguments as the structs of their kernels.
 
-A struct's fields are words of eight bytes in the order of `csrc/`; the sequences, its first field, are `calls.run`'s. The
-ops of `infer_kernels` check arguments.
+A struct's fields are words of eight bytes in the order of `csrc/`; the number of sequences, its first field, is
+`calls.run`'s. The ops of `infer_kernels` check arguments.
 """
 
 from struct import Struct

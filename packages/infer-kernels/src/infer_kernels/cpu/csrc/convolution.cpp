@@ -1,4 +1,4 @@
-// Causal convolutions of each channel over a few tokens: y[t] = weight[0] * x[t - width + 1] + ... + weight[width - 1] * x[t].
+// Causal convolutions of each channel over a few tokens: y[t] = weight[0] * x[t - width + 1] + ... + weight.back() * x[t].
 //
 //     inputs    state, or zeros | rows of this step           a window moves over them: a ring of `width` rows
 //               . . .           | x0 x1 x2 x3 ...             |. . . x0|  |. . x0 x1|  |. x0 x1 x2| ...
@@ -42,20 +42,23 @@ struct Block {
 template <class T, bool IS_GATED>
 void convolve_block(const Convolution<T>& a, Block& block, int64_t first, int64_t count) {
     const int64_t width = a.width, before = width - 1;
-    for (int64_t channel = 0; channel < count; channel++) {
-        const T* taps = a.weight + (first + channel) * a.weight_stride;
-        for (int64_t tap = 0; tap < width; tap++) block.taps[tap][channel] = to_float(taps[tap]);
+    for (int64_t tap = 0; tap < width; tap++) {
+        const T* from = a.weight + first * a.weight_stride + tap;
+        for (int64_t channel = 0; channel < count; channel++)
+            block.taps[tap][channel] = to_float(from[channel * a.weight_stride]);
     }
     for (int64_t seq = 0; seq < a.rows.seqs.count(); seq++) {
         const int64_t read = a.rows.read[seq], write = a.rows.write[seq];
+        const int64_t first_row = a.rows.first_row(seq), end_row = a.rows.end_row(seq);
+        const auto state = [&](int64_t slot, int64_t row) {
+            return a.state + slot * a.state_stride_slot + row * a.state_stride_row + first;
+        };
         float* window[MOST_WIDTH];  // rows of the ring, the oldest input's first; the last is free
         for (int64_t row = 0; row < width; row++) window[row] = block.ring[row];
-        for (int64_t row = 0; row < before; row++) {
-            const T* from = a.state + read * a.state_stride_slot + row * a.state_stride_row + first;
+        for (int64_t row = 0; row < before; row++)
             for (int64_t i = 0; i < count; i += 16)
-                store_vector(window[row] + i, read < 0 ? Floats{} : load_some(from + i, count - i));
-        }
-        for (int64_t token = a.rows.first_row(seq); token < a.rows.end_row(seq); token++) {
+                store_vector(window[row] + i, read < 0 ? Floats{} : load_some(state(read, row) + i, count - i));
+        for (int64_t token = first_row; token < end_row; token++) {
             const T* x = a.x + token * a.x_stride + first;
             T* out = a.out + token * a.channels + first;
             for (int64_t i = 0; i < count; i += 16) {
@@ -77,8 +80,12 @@ void convolve_block(const Convolution<T>& a, Block& block, int64_t first, int64_
         }
         if (write < 0) continue;
         for (int64_t row = 0; row < before; row++) {
-            T* to = a.state + write * a.state_stride_slot + row * a.state_stride_row + first;
-            for (int64_t i = 0; i < count; i += 16) store_some(to + i, load_vector<Floats>(window[row] + i), count - i);
+            const int64_t moved = row + end_row - first_row;  // where it was among the rows that were read
+            if (moved < before && read >= 0)
+                std::memcpy(state(write, row), state(read, moved), count * sizeof(T));
+            else
+                for (int64_t i = 0; i < count; i += 16)
+                    store_some(state(write, row) + i, load_vector<Floats>(window[row] + i), count - i);
         }
     }
 }
