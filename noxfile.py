@@ -163,6 +163,10 @@ CPU_KERNEL_TESTS = [
         "ops/test_norms",
         "ops/test_rotary",
         "ops/test_stores_and_gates",
+        "states/test_captured_states",
+        "states/test_convolutions",
+        "states/test_gated_delta_rule",
+        "states/test_state_gates",
         "cpu/test_cpu_amx",
     )
 ]
@@ -183,6 +187,10 @@ INSTRUCTION_SET_TESTS = [
         "moe/test_quantized_experts",
         "ops/test_fused_moe",
         "qkv/test_kv_codes",
+        "states/test_captured_states",
+        "states/test_convolutions",
+        "states/test_gated_delta_rule",
+        "states/test_state_gates",
         "cpu/test_cpu_amx",
     )
 ]

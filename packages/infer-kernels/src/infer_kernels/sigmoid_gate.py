@@ -13,13 +13,14 @@ from torch import Tensor
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.rowwise import rowwise
 
 _SIGMOID_GATE = Struct("PPqPqPqqq")
 
 
 def sigmoid_gate_reference(x: Tensor, gate: Tensor, *, addend: Tensor | None = None) -> Tensor:
     """The formula in plain fp32 PyTorch; arguments as for `sigmoid_gate`. Differentiable."""
-    gated = (x.float() * torch.sigmoid(gate.float()).to(x.dtype).float()).to(x.dtype)
+    gated = (x.float() * rowwise(torch.sigmoid, gate.float()).to(x.dtype).float()).to(x.dtype)
     return gated if addend is None else (addend.float() + gated.float()).to(x.dtype)
 
 

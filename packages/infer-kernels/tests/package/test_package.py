@@ -19,11 +19,15 @@ OPS = [
     "apply_penalties",
     "apply_rope",
     "apply_rope_batched",
+    "causal_convolution",
     "count_tokens",
     "embedding",
     "embedding_quantized",
     "fused_moe",
     "fused_moe_add_norm",
+    "gated_convolution",
+    "gated_delta_rule",
+    "gated_rms_norm",
     "gelu_tanh_and_mul",
     "greedy",
     "linear_argmax",
@@ -37,6 +41,7 @@ OPS = [
     "rms_norm",
     "sample",
     "sharded_rms_norm",
+    "sigmoid_gate",
     "silu_and_mul",
     "store_kv",
     "sum_of_squares",
@@ -45,6 +50,7 @@ OPS = [
 OTHERS = [
     "AttentionBuffers",
     "AttentionPlan",
+    "ConvolutionActivation",
     "DeviceMetadata",
     "ExpertChoice",
     "FusedProducts",
@@ -60,6 +66,7 @@ OTHERS = [
     "Routing",
     "SeparateProducts",
     "SeparateRouter",
+    "StateRows",
     "SwiGLU",
     "TopLogprobs",
     "apply_pending_norm",
@@ -102,7 +109,7 @@ def test_every_op_has_a_reference() -> None:
 
 @pytest.mark.parametrize("face", [infer_kernels, infer_kernels.cpu, infer_kernels.reference])
 def test_public_names_exist_and_say_what_they_do(face: ModuleType) -> None:
-    for name in set(face.__all__) - {"NormVariant"}:
+    for name in set(face.__all__) - {"ConvolutionActivation", "NormVariant"}:
         assert getattr(face, name).__doc__, name
 
 

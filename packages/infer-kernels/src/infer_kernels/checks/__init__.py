@@ -20,6 +20,23 @@ The doctor's part needs torch and triton only; `interpreted` also needs numpy, `
 """
 
 from infer_kernels.checks.model_checks import model_checks
-from infer_kernels.checks.self_check import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck
+from infer_kernels.checks.self_check import (
+    CheckImpossibleError,
+    ConvolutionOps,
+    DeltaRuleOps,
+    ModelOps,
+    MoeOps,
+    QuantizedOps,
+    SelfCheck,
+)
 
-__all__ = ["CheckImpossibleError", "ModelOps", "MoeOps", "QuantizedOps", "SelfCheck", "model_checks"]
+__all__ = [
+    "CheckImpossibleError",
+    "ConvolutionOps",
+    "DeltaRuleOps",
+    "ModelOps",
+    "MoeOps",
+    "QuantizedOps",
+    "SelfCheck",
+    "model_checks",
+]

@@ -82,6 +82,42 @@ class QuantizedOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionOps:
+    """The causal convolutions of a model's layers with states.
+
+    Attributes:
+        channels: channels of a layer.
+        width: inputs of a channel that are summed.
+        is_gated: `gated_convolution`; otherwise `causal_convolution`.
+        has_bias: each channel has a bias.
+        has_silu: SiLU follows.
+    """
+
+    channels: int
+    width: int
+    is_gated: bool = False
+    has_bias: bool = False
+    has_silu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRuleOps:
+    """The gated delta rule of a model's layers with states.
+
+    Attributes:
+        key_heads: heads of queries and keys.
+        value_heads: heads of values, and of the norm that follows.
+        key_dim: elements of a query or a key.
+        value_dim: elements of a value.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOps:
     """The ops that a model uses, and their sizes.
 
@@ -113,6 +149,10 @@ class ModelOps:
         moe: the mixtures of experts; None: there are none.
         quantized: the formats of its quantized weights; layers, experts and embedding are checked in each.
         kv_dtype: dtype of an 8-bit cache; None: keys and values have `dtype`.
+        convolution: convolutions of its layers with states; None: there are none.
+        delta_rule: their gated delta rule; None: there is none.
+        has_output_gate: attention's output is multiplied by the sigmoid of a gate of its width.
+        has_shared_expert_gate: the shared experts' output is multiplied by the sigmoid of one gate a row, and added.
     """
 
     dtype: torch.dtype
@@ -142,6 +182,10 @@ class ModelOps:
     moe: MoeOps | None = None
     quantized: tuple[QuantizedOps, ...] = ()
     kv_dtype: torch.dtype | None = None
+    convolution: ConvolutionOps | None = None
+    delta_rule: DeltaRuleOps | None = None
+    has_output_gate: bool = False
+    has_shared_expert_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

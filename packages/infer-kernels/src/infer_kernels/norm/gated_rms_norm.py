@@ -15,6 +15,7 @@ from torch.nn import functional
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.rowwise import rowwise
 
 _GATED_NORM = Struct("PPqqPqPqqd")
 
@@ -24,7 +25,7 @@ def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float
     wide = x.float()
     normalized = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     weighted = (normalized.float() * weight.float()).to(x.dtype)
-    return (weighted.float() * functional.silu(gate.float().view(x.shape))).to(x.dtype).flatten(1)
+    return (weighted.float() * rowwise(functional.silu, gate.float()).view(x.shape)).to(x.dtype).flatten(1)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.rowwise import rowwise
 from infer_kernels.states import cpu
 from infer_kernels.states.state_rows import StateRows
 
@@ -71,7 +72,7 @@ def causal_convolution_torch(
             y = y + bias.float()
         y = y.to(x.dtype)
         if activation == "silu":
-            y = functional.silu(y.float()).to(x.dtype)
+            y = rowwise(functional.silu, y.float()).to(x.dtype)
         out[first:end] = y
         if write >= 0:
             with torch.no_grad():

@@ -47,24 +47,21 @@ def gated_delta_rule_torch(
 ) -> Tensor:
     """Plain PyTorch, token by token; unchecked. Differentiable, but for the states that it writes."""
     _, value_heads, key_dim, value_dim = state.shape
-    q, k, v = torch.split(qkv, [key_heads * key_dim, key_heads * key_dim, value_heads * value_dim], dim=-1)
-    per_key = value_heads // key_heads
-    q, k = (
-        _normalized(x.float().unflatten(-1, (key_heads, key_dim))).repeat_interleave(per_key, dim=1) for x in (q, k)
-    )
-    q = q * key_dim**-0.5
-    v = v.float().unflatten(-1, (value_heads, value_dim))
-    decay = torch.exp(-torch.exp(a_log) * functional.softplus(a.float() + dt_bias))
-    beta = torch.sigmoid(b.float()).to(b.dtype).float()
+    sizes = [key_heads * key_dim, key_heads * key_dim, value_heads * value_dim]
     out = torch.zeros(len(qkv), value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     starts = rows.query_start.tolist()
     for index, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist(), strict=True)):
         s = torch.zeros_like(state[0]) if read < 0 else state[read].clone()
-        for t in range(starts[index], starts[index + 1]):
-            s = s * decay[t][:, None, None]
-            delta = (v[t] - torch.einsum("hkv,hk->hv", s, k[t])) * beta[t][:, None]
-            s = s + k[t][:, :, None] * delta[:, None, :]
-            out[t] = torch.einsum("hkv,hk->hv", s, q[t]).to(qkv.dtype)
+        for t in range(starts[index], starts[index + 1]):  # token by token: bits depend on no other
+            q, k, v = (each.float() for each in qkv[t].split(sizes))
+            q = _heads(q, key_heads, value_heads) * key_dim**-0.5
+            k = _heads(k, key_heads, value_heads)
+            decay = torch.exp(-torch.exp(a_log) * functional.softplus(a[t].float() + dt_bias))
+            beta = torch.sigmoid(b[t].float()).to(b.dtype).float()
+            s = s * decay[:, None, None]
+            delta = (v.view(value_heads, value_dim) - torch.einsum("hkv,hk->hv", s, k)) * beta[:, None]
+            s = s + k[:, :, None] * delta[:, None, :]
+            out[t] = torch.einsum("hkv,hk->hv", s, q).to(qkv.dtype)
         if write >= 0:
             with torch.no_grad():
                 state[write] = s
@@ -132,5 +129,8 @@ def _require_delta_rule(
     rows.require_device("qkv", qkv.device)
 
 
-def _normalized(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+def _heads(x: Tensor, key_heads: int, value_heads: int) -> Tensor:
+    """Return the normalized queries or keys of each value head, [value_heads, key_dim]."""
+    x = x.view(key_heads, -1)
+    normalized = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
+    return normalized.repeat_interleave(value_heads // key_heads, dim=0)

@@ -17,11 +17,11 @@ from infer_kernels.checks.cases.token_ids import TOKEN_IDS
 ALL_OPS: tuple[OpCases, ...] = (
     ATTENTION,
     QKV,
-    STATES,
     EMBEDDING,
     TOKEN_IDS,
     NORMS,
     ACTIVATIONS,
+    STATES,
     LINEAR,
     PRODUCTS,
     MOE,

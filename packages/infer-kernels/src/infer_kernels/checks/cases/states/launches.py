@@ -1,18 +1,15 @@
-"""Ops with states, and the norm and the gate that only models with states have."""
+"""Launches of the Triton kernels of ops with states, and of the norm and the gate that only such models have."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from infer_kernels.checks.cases.launch_case import BF16, FP16, FP32, LaunchCase, launch_case
-from infer_kernels.checks.cases.op_cases import OpCases
-from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.op_call import OpCall, unfilled
-from infer_kernels.checks.self_check import EPS, draw
+from infer_kernels.checks.op_call import unfilled
+from infer_kernels.checks.self_check import EPS
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
@@ -22,13 +19,6 @@ from infer_kernels.states.state_rows import StateRows
 SLOTS = 6
 LENGTHS, READ, WRITE = (3, 0, 1, 4), (4, 0, -1, 3), (5, 1, 2, -1)
 """Rows of the sequences of a call, and the slots of their states."""
-CONVOLUTIONS = ((1, 2), (5, 4), (130, 3))
-"""Odd ones: (channels, width)."""
-DELTA_RULES = ((1, 1, 16, 1), (2, 4, 48, 20))
-"""Odd ones: (key_heads, value_heads, key_dim, value_dim)."""
-ROWS = ((1, 1, 1), (3, 2, 17), (5, 3, 128))
-"""Odd ones: (rows, heads, head_dim)."""
-_CLOSE = partial(assert_within_roundings, roundings=8)
 
 
 def state_launches() -> Iterator[LaunchCase]:
@@ -59,76 +49,11 @@ def state_launches() -> Iterator[LaunchCase]:
     yield launch_case("sigmoid_gate", BF16, label, partial(_launch_gate, 2048, 1, BF16))
 
 
-def state_calls(dtype: torch.dtype) -> Iterator[OpCall]:
-    """Yield calls of all of them at odd shapes."""
-    for channels, width in CONVOLUTIONS:
-        yield _convolution_call("causal_convolution", channels, width, dtype)
-        yield _convolution_call("gated_convolution", channels, width, dtype)
-    for heads_and_dims in DELTA_RULES:
-        yield _delta_rule_call(*heads_and_dims, dtype)
-    for rows, heads, head_dim in ROWS:
-        width = heads * head_dim
-        label = f"{dtype}, {rows} rows of {heads} heads x {head_dim}"
-        x, gate, addend = (draw(rows, width, dtype=dtype, seed=seed) for seed in range(3))
-        of_heads = (x.view(rows, heads, head_dim), gate, draw(head_dim, dtype=dtype))
-        yield OpCall(op="gated_rms_norm", label=label, tensors=of_heads, options={"eps": EPS}, rows=2)
-        yield OpCall(op="sigmoid_gate", label=label, tensors=(x, gate), rows=2)
-        with_addend = (x, gate[:, :1], addend)
-        yield OpCall(op="sigmoid_gate", label=f"{label}, addend", tensors=with_addend, rows=3, call=_call_with_addend)
-
-
-def _convolution_call(op: str, channels: int, width: int, dtype: torch.dtype) -> OpCall:
-    columns = 3 * channels if op == "gated_convolution" else channels
-    x, state = draw(sum(LENGTHS), columns, dtype=dtype), draw(SLOTS, width - 1, channels, dtype=dtype)
-    constants = draw(channels, width, dtype=dtype), draw(channels, dtype=dtype)
-    return OpCall(
-        op=op,
-        label=f"{dtype}, {channels} channels, width {width}",
-        tensors=(x, state, *_draw_rows(), *constants),
-        options={} if op == "gated_convolution" else {"activation": "silu"},
-        rows=1,
-        written=(1,),
-        call=_call_convolution,
-        close=_CLOSE,
-    )
-
-
-def _delta_rule_call(key_heads: int, value_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> OpCall:
-    widths = (2 * key_heads * key_dim + value_heads * value_dim, value_heads, value_heads)
-    inputs = (draw(sum(LENGTHS), width, dtype=dtype, seed=seed) for seed, width in enumerate(widths))
-    state = draw(SLOTS, value_heads, key_dim, value_dim, dtype=FP32)
-    constants = draw(value_heads, dtype=FP32, seed=1), draw(value_heads, dtype=FP32, seed=2)
-    return OpCall(
-        op="gated_delta_rule",
-        label=f"{dtype}, heads {key_heads}/{value_heads}, {key_dim} x {value_dim}",
-        tensors=(*inputs, state, *_draw_rows(), *constants),
-        options={"key_heads": key_heads},
-        rows=3,
-        written=(3,),
-        call=_call_delta_rule,
-        close=_CLOSE,
-    )
-
-
 def _draw_rows() -> tuple[Tensor, Tensor, Tensor]:
     query_start, read, write = (
         torch.tensor(each, dtype=torch.int32) for each in ((0, *accumulate(LENGTHS)), READ, WRITE)
     )
     return query_start, read, write
-
-
-def _call_convolution(op: Callable[..., Any], x: Tensor, state: Tensor, *rest: Tensor, **options: Any) -> Any:
-    *rows, weight, bias = rest
-    return op(x, state, _state_rows(rows), weight, bias=bias, **options)
-
-
-def _call_delta_rule(op: Callable[..., Any], *tensors: Tensor, key_heads: int) -> Any:
-    qkv, a, b, state, *rows, a_log, dt_bias = tensors
-    return op(qkv, a, b, state, _state_rows(rows), a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
-
-
-def _call_with_addend(op: Callable[..., Any], x: Tensor, gate: Tensor, addend: Tensor) -> Any:
-    return op(x, gate, addend=addend)
 
 
 def _state_rows(rows: Sequence[Tensor]) -> StateRows:
@@ -169,10 +94,3 @@ def _launch_norm(heads: int, head_dim: int, dtype: torch.dtype) -> object:
 def _launch_gate(width: int, gates: int, dtype: torch.dtype) -> object:
     x, gate = unfilled(8, width, dtype=dtype), unfilled(8, gates, dtype=dtype)
     return sigmoid_gate_triton(x, gate, addend=None if gates == width else unfilled(8, width, dtype=dtype))
-
-
-STATES = OpCases(
-    ops=("causal_convolution", "gated_convolution", "gated_delta_rule", "gated_rms_norm", "sigmoid_gate"),
-    launches=state_launches,
-    calls=state_calls,
-)
