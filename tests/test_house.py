@@ -37,8 +37,8 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 25_200,
-    "packages/infer-kernels/tests": 12_900,
+    "packages/infer-kernels/src": 27_100,
+    "packages/infer-kernels/tests": 13_700,
     "packages/infer-models/src": 14_800,
     "packages/infer-models/tests": 8_000,
     "packages/infer-cache/src": 1_580,

@@ -13,16 +13,7 @@ from torch import Tensor
 
 import infer_kernels
 from infer_kernels import KVScales, SeparateProducts, linear
-from infer_kernels.checks import (
-    CheckImpossibleError,
-    ConvolutionOps,
-    DeltaRuleOps,
-    ModelOps,
-    MoeOps,
-    QuantizedOps,
-    SelfCheck,
-    model_checks,
-)
+from infer_kernels.checks import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck, model_checks
 from infer_kernels.checks.cases.attention.long import large_pool_check, long_sequence_check
 from infer_kernels.checks.cases.embedding import EMBEDDING
 from infer_kernels.checks.cases.gated_activations import ACTIVATIONS
@@ -82,14 +73,6 @@ GPT_OSS = replace(
 )
 QUANTIZED = replace(QWEN3_MOE, quantized=(QuantizedOps(encoding="int8"), QuantizedOps(encoding="e2m1", group_size=32)))
 FP8 = replace(LLAMA, quantized=(QuantizedOps(encoding="fp8_e4m3", group_size=32),))
-QWEN3_5 = replace(
-    QWEN3_MOE,
-    convolution=ConvolutionOps(channels=96, width=4, has_silu=True),
-    delta_rule=DeltaRuleOps(key_heads=2, value_heads=4, key_dim=32, value_dim=16),
-    has_output_gate=True,
-    has_shared_expert_gate=True,
-)
-LFM2 = replace(LLAMA, qk_norm="llama", convolution=ConvolutionOps(channels=96, width=3, is_gated=True, has_bias=True))
 MODELS = {
     "llama": LLAMA,
     "qwen3": replace(LLAMA, qk_norm="llama"),
@@ -102,8 +85,6 @@ MODELS = {
     "gpt_oss": GPT_OSS,
     "quantized": QUANTIZED,
     "fp8": FP8,
-    "qwen3_5": QWEN3_5,
-    "lfm2": LFM2,
 }
 
 
@@ -152,9 +133,6 @@ def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     quantized = {"linear_quantized", "embedding_quantized"}
     assert checked["quantized"] == experts | quantized | {"fused_moe_quantized"}
     assert checked["fp8"] == pre_norm | quantized | {"linear_fp8"}
-    assert checked["lfm2"] == pre_norm | {"gated_convolution"}
-    of_states = {"causal_convolution", "gated_delta_rule", "gated_rms_norm", "sigmoid_gate"}
-    assert checked["qwen3_5"] == experts | of_states
     assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
 
 
