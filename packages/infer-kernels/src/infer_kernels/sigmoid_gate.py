@@ -12,8 +12,9 @@ from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.calls import empty, run
-from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.rowwise import rowwise
+from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 
 _SIGMOID_GATE = Struct("PPqPqPqqq")
 
@@ -50,7 +51,10 @@ def sigmoid_gate(x: Tensor, gate: Tensor, *, addend: Tensor | None = None) -> Te
         if tensor is not None:
             require_like(name, tensor, "x", x)
             require_dense_rows(name, tensor)
-    if takes_cpu_kernel(x, gate, *([] if addend is None else [addend])):
+    tensors = (x, gate) if addend is None else (x, gate, addend)
+    if takes_triton(*tensors):
+        return sigmoid_gate_triton(x, gate, addend=addend)
+    if takes_cpu_kernel(*tensors):
         return _sigmoid_gate_on_cpu(x, gate, addend)
     return sigmoid_gate_reference(x, gate, addend=addend)
 

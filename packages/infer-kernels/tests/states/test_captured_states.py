@@ -44,7 +44,7 @@ class Layers:
         )
 
     def __call__(self, x: Tensor, rows: StateRows) -> Tensor:
-        qkv, gate, bcx, a, b, of_row = x.split([QKV, CHANNELS, 3 * CHANNELS, HEADS, HEADS, 1], dim=1)
+        qkv, gate, bcx, a, b, of_row = torch.split(x, [QKV, CHANNELS, 3 * CHANNELS, HEADS, HEADS, 1], dim=1)
         qkv = causal_convolution(qkv, self.states[0], rows, self.wide, activation="silu")
         numbers = {"a_log": self.a_log, "dt_bias": self.dt_bias}
         heads = gated_delta_rule(qkv, a, b, self.states[1], rows, **numbers, key_heads=KEY_HEADS)

@@ -61,8 +61,8 @@ def some_layer(
 ) -> Layer:
     (key_heads, value_heads), (key_dim, value_dim) = heads, dims
     width = 2 * key_heads * key_dim + value_heads * value_dim
-    parts = (
-        torch.randn(tokens, width + 2 * value_heads + 3).to(dtype).split([3, width, value_heads, value_heads], dim=1)
+    parts = torch.split(
+        torch.randn(tokens, width + 2 * value_heads + 3).to(dtype), [3, width, value_heads, value_heads], dim=1
     )
     _, qkv, a, b = parts if is_strided else tuple(part.contiguous() for part in parts)
     a_log, dt_bias = torch.randn(2, value_heads)

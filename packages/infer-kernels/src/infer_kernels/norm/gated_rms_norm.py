@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.cpu.calls import empty, run
-from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
+from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.rowwise import rowwise
 
 _GATED_NORM = Struct("PPqqPqPqqd")
@@ -53,6 +54,8 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     for name, tensor in (("gate", gate), ("weight", weight)):
         require_like(name, tensor, "x", x)
         require_dense_rows(name, tensor)
+    if takes_triton(x, gate, weight):
+        return gated_rms_norm_triton(x, gate, weight, eps)
     if takes_cpu_kernel(x, gate, weight):
         return _gated_rms_norm_on_cpu(x, gate, weight, eps)
     return gated_rms_norm_reference(x, gate, weight, eps)

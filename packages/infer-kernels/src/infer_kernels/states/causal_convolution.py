@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
-from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.rowwise import rowwise
 from infer_kernels.states import cpu
+from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
 from infer_kernels.states.state_rows import StateRows
 
 ConvolutionActivation = Literal["silu"]
@@ -119,7 +120,10 @@ def causal_convolution(
     _require_convolution("x", x, 1, state, rows, weight, bias)
     if activation not in (None, "silu"):
         raise ValueError(f"`activation` is {activation!r}; pass 'silu' or None")
-    if cpu.has_convolution(weight) and takes_cpu_kernel(x, state, weight, *([] if bias is None else [bias])):
+    tensors = (x, state, weight) if bias is None else (x, state, weight, bias)
+    if takes_triton(*tensors):
+        return causal_convolution_triton(x, state, rows, weight, bias=bias, activation=activation)
+    if cpu.has_convolution(weight) and takes_cpu_kernel(*tensors):
         return cpu.causal_convolution(x, state, rows, weight, bias=bias, has_silu=activation == "silu")
     return causal_convolution_torch(x, state, rows, weight, bias=bias, activation=activation)
 
@@ -144,7 +148,10 @@ def gated_convolution(
         TypeError: a dtype does not fit.
     """
     _require_convolution("bcx", bcx, 3, state, rows, weight, bias)
-    if cpu.has_convolution(weight) and takes_cpu_kernel(bcx, state, weight, *([] if bias is None else [bias])):
+    tensors = (bcx, state, weight) if bias is None else (bcx, state, weight, bias)
+    if takes_triton(*tensors):
+        return gated_convolution_triton(bcx, state, rows, weight, bias=bias)
+    if cpu.has_convolution(weight) and takes_cpu_kernel(*tensors):
         return cpu.gated_convolution(bcx, state, rows, weight, bias=bias)
     return gated_convolution_torch(bcx, state, rows, weight, bias=bias)
 

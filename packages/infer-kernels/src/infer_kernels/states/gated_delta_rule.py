@@ -26,8 +26,9 @@ from infer_kernels.arguments import (
     require_rank,
     require_shape,
 )
-from infer_kernels.dispatch import takes_cpu_kernel
+from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.states import cpu
+from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
 from infer_kernels.states.state_rows import StateRows
 
 NORM_EPS = 1e-6
@@ -53,7 +54,7 @@ def gated_delta_rule_torch(
     for index, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist(), strict=True)):
         s = torch.zeros_like(state[0]) if read < 0 else state[read].clone()
         for t in range(starts[index], starts[index + 1]):  # token by token: bits depend on no other
-            q, k, v = (each.float() for each in qkv[t].split(sizes))
+            q, k, v = (each.float() for each in torch.split(qkv[t], sizes))
             q = _heads(q, key_heads, value_heads) * key_dim**-0.5
             k = _heads(k, key_heads, value_heads)
             decay = torch.exp(-torch.exp(a_log) * functional.softplus(a[t].float() + dt_bias))
@@ -92,6 +93,8 @@ def gated_delta_rule(
         TypeError: a dtype does not fit.
     """
     _require_delta_rule(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+    if takes_triton(qkv, a, b, state, a_log, dt_bias):
+        return gated_delta_rule_triton(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
     if cpu.has_delta_rule(state) and takes_cpu_kernel(qkv, a, b, state, a_log, dt_bias):
         return cpu.gated_delta_rule(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
     return gated_delta_rule_torch(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
