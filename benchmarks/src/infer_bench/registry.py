@@ -18,6 +18,7 @@ BENCHMARKS = {
         "what a budget of prompt tokens beside decodes would give on an H100: counted and simulated",
     ),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
+    "turns": ("offline.turns", "what later turns of a conversation compute, of a model with states"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),
     "over-http": ("serving.over_http", "what serving costs: one request over HTTP against `LLM.generate`"),

@@ -42,6 +42,31 @@ QWEN3_06B: Shape = _QWEN3 | {
     "eos_token_id": 151645,
 }
 
+QWEN35_08B: Shape = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 SHAPES: dict[str, Shape] = {
     "smollm-135m": SMOLLM_135M,
     # No real model: small enough that 100,000 prompt tokens take a minute on one core.
@@ -51,6 +76,19 @@ SHAPES: dict[str, Shape] = {
     "llama-135m-8k": SMOLLM_135M | _VOCABULARY_8K | {"tie_word_embeddings": False},
     "qwen3-0.6b-8k": QWEN3_06B | _VOCABULARY_8K | {"bos_token_id": 1, "eos_token_id": 2},
     "qwen3-0.6b": QWEN3_06B,
+    "qwen3.5-0.8b-8k": QWEN35_08B | {"vocab_size": 8192},
+    # No real model: small enough that conversations of 15,000 tokens take minutes on two cores.
+    "qwen3.5-80m-8k": QWEN35_08B
+    | {
+        "vocab_size": 8192,
+        "hidden_size": 512,
+        "intermediate_size": 1792,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 8,
+    },
     "llama-3.2-3b": _LLAMA
     | {
         "vocab_size": 128256,
