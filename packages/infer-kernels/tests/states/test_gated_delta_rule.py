@@ -61,9 +61,8 @@ def some_layer(
 ) -> Layer:
     (key_heads, value_heads), (key_dim, value_dim) = heads, dims
     width = 2 * key_heads * key_dim + value_heads * value_dim
-    parts = torch.split(
-        torch.randn(tokens, width + 2 * value_heads + 3).to(dtype), [3, width, value_heads, value_heads], dim=1
-    )
+    packed = torch.randn(tokens, width + 2 * value_heads + 3).to(dtype)
+    parts = torch.split(packed, [3, width, value_heads, value_heads], dim=1)
     _, qkv, a, b = parts if is_strided else tuple(part.contiguous() for part in parts)
     a_log, dt_bias = torch.randn(2, value_heads)
     return Layer(qkv=qkv, a=a, b=b, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
