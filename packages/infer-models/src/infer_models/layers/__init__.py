@@ -1,11 +1,9 @@
 """The building blocks that the families share. Know shapes and weights; know no family and no cache."""
 
 from infer_models.layers.attention import Attention, QKNormAttention, SinkAttention
-from infer_models.layers.convolution import CausalConvolution
 from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
-from infer_models.layers.gated_attention import GatedAttention
-from infer_models.layers.gated_delta_net import GatedDeltaNet
+from infer_models.layers.hybrid import CausalConvolution, GatedAttention, GatedDeltaNet
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.moe import Experts, RoutedMLP, Router, SparseMLP

@@ -7,7 +7,7 @@ from torch import Tensor
 from infer_kernels import QKNorm, Rotary, sigmoid_gate
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers.interleaved_linear import InterleavedLinear
+from infer_models.layers.hybrid.interleaved_linear import InterleavedLinear
 from infer_models.layers.linear import RowParallelLinear
 from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import LayerInput, ParameterFactory

@@ -20,8 +20,8 @@ from torch import Tensor
 from infer_kernels import Rotary
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers.convolution import CausalConvolution
-from infer_models.layers.interleaved_linear import ExactInterleavedLinear, InterleavedLinear
+from infer_models.layers.hybrid.convolution import CausalConvolution
+from infer_models.layers.hybrid.interleaved_linear import ExactInterleavedLinear, InterleavedLinear
 from infer_models.layers.linear import RowParallelLinear
 from infer_models.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
 from infer_models.layers.parameters import LayerInput, ParameterFactory

@@ -1,0 +1,7 @@
+"""Blocks of families some of whose layers have states: delta nets, convolutions, gated attention."""
+
+from infer_models.layers.hybrid.convolution import CausalConvolution
+from infer_models.layers.hybrid.gated_attention import GatedAttention
+from infer_models.layers.hybrid.gated_delta_net import GatedDeltaNet
+
+__all__ = ["CausalConvolution", "GatedAttention", "GatedDeltaNet"]
