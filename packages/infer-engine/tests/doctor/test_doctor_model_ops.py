@@ -14,7 +14,7 @@ from infer_engine.doctor.model_ops import ops_of
 from infer_engine.testing.doctor import examined
 from infer_engine.testing.models import ALL_FAMILIES, save_servable
 from infer_kernels import SwiGLU
-from infer_kernels.checks import ModelOps, MoeOps
+from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps
 from infer_models import CausalLM, KVCacheView, ModelConfig
 from infer_models.config import MoEConfig
 from infer_models.config.families import read_llama
@@ -44,6 +44,7 @@ LLAMA: dict[str, Any] = {
 }
 OLMO = {"has_post_norms": True, "norms_all_heads": True}
 GEMMA = {"norm": "gemma", "qk_norm": "gemma", "has_sandwich_norms": True, "activation": "gelu_tanh_and_mul"}
+DELTA_NET = {"norm": "gemma", "qk_norm": "gemma", "rotary_dim": 8}
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": "llama"},
@@ -55,6 +56,12 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA | {"embedding_scale": 8.0},
     "gemma3_wrapped": GEMMA | {"embedding_scale": 8.0},
     "gpt_oss": {"has_sinks": True, "qkv_bias": True, "output_bias": True, "activation": None},
+    "lfm2": {"qk_norm": "llama"},
+    "qwen3_5": DELTA_NET,
+    "qwen3_5_wrapped": DELTA_NET,
+    "qwen3_5_moe": DELTA_NET,
+    "qwen3_5_moe_wrapped": DELTA_NET,
+    "qwen3_next": DELTA_NET,
 }
 """Ops of a family, or their numbers, in which it differs from Llama."""
 
@@ -72,10 +79,23 @@ def test_ops_of_a_family_are_those_that_its_step_calls(folder_of: Callable[[str]
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_sizes_of_ops_are_those_of_the_model(folder_of: Callable[[str], Path], family: str) -> None:
     config, ops = ModelConfig.from_folder(folder_of(family)), ops_in(folder_of(family))
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "q_heads", "kv_heads", "head_dim"):
+    for name in ("vocab_size", "hidden_size", "q_heads", "kv_heads", "head_dim"):
         assert getattr(ops, name) == getattr(config, name), name
+    shared = None if config.moe is None else config.moe.shared_intermediate_size
+    assert ops.intermediate_size == (shared or config.intermediate_size)
     assert (ops.scale, ops.soft_cap) == (config.attention_scale, config.attention_soft_cap)
     assert ops.windows == tuple(dict.fromkeys(config.windows))
+
+
+def test_ops_of_layers_with_states_are_those_that_their_step_calls(folder_of: Callable[[str], Path]) -> None:
+    gated = ops_in(folder_of("lfm2"))
+    assert (gated.delta_rule, gated.has_output_gate, gated.has_shared_expert_gate) == (None, False, False)
+    assert gated.convolution == ConvolutionOps(channels=64, width=3, is_gated=True)
+    ops = ops_in(folder_of("qwen3_next"))
+    assert ops.delta_rule == DeltaRuleOps(key_heads=2, value_heads=4, key_dim=16, value_dim=16)
+    assert ops.convolution == ConvolutionOps(channels=128, width=4, has_silu=True)
+    assert (ops.has_output_gate, ops.has_shared_expert_gate) == (True, True)
+    assert ops_in(folder_of("llama")).convolution is None
 
 
 def test_ops_of_a_model_with_learned_positions_are_not_llamas(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import infer_kernels
-from infer_kernels import QKNorm, QuantizedWeight, Rotary, linear
-from infer_kernels.checks import ModelOps, MoeOps, QuantizedOps
+from infer_kernels import ConvolutionActivation, QKNorm, QuantizedWeight, Rotary, linear
+from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, QuantizedOps
 from infer_models import AttentionSpec, CausalLM, ModelConfig
 from infer_models.families import build_model
 from infer_models.layers import ParameterFactory
@@ -27,8 +27,8 @@ _OPS: Mapping[CodeType, str] = MappingProxyType(
     {op.__code__: name for name in infer_kernels.__all__ if isfunction(op := getattr(infer_kernels, name))}
 )
 """Names of the public ops, by their code."""
-_ATTEND = "attend"
-"""Name of a call of the cache, which is no op."""
+_ATTEND, _CONVOLVE, _CONVOLVE_GATED, _DELTA_RULE = "attend", "convolve", "convolve_gated", "apply_delta_rule"
+"""Names of calls of the cache, which are no ops."""
 _NORMS = ("rms_norm", "add_rms_norm", "norm_add", "norm_add_norm")
 _GATES = ("silu_and_mul", "gelu_tanh_and_mul")
 
@@ -38,7 +38,7 @@ class OpCall:
     """One call of an op.
 
     Attributes:
-        op: name of the op in `infer_kernels`, or `attend`.
+        op: name of the op in `infer_kernels`, or of the cache's method.
         arguments: its arguments by name, defaults included.
     """
 
@@ -79,6 +79,7 @@ def ops_of(
     gate = calls[gates[0]] if gates else None
     scales = [call.arguments["scale"] for call in calls if call.op == "embedding"]
     called = {call.op for call in calls}
+    sigmoid_gates = [call for call in calls if call.op == "sigmoid_gate"]
     return ModelOps(
         dtype=dtype,
         vocab_size=config.vocab_size,
@@ -107,7 +108,43 @@ def ops_of(
         moe=_moe_ops(calls),
         quantized=quantized,
         kv_dtype=kv_dtype,
+        convolution=_convolution_ops(calls),
+        delta_rule=_delta_rule_ops(calls, config),
+        has_output_gate=any(call.arguments["addend"] is None for call in sigmoid_gates),
+        has_shared_expert_gate=any(call.arguments["addend"] is not None for call in sigmoid_gates),
     )
+
+
+def _convolution_ops(calls: Sequence[OpCall]) -> ConvolutionOps | None:
+    """Return the convolutions of layers with states; None: there are none."""
+    call = next((call for call in calls if call.op in (_CONVOLVE, _CONVOLVE_GATED)), None)
+    if call is None:
+        return None
+    channels, width = call.arguments["weight"].shape
+    return ConvolutionOps(
+        channels=channels,
+        width=width,
+        is_gated=call.op == _CONVOLVE_GATED,
+        has_bias=call.arguments["bias"] is not None,
+        has_silu=call.arguments.get("activation") == "silu",
+    )
+
+
+def _delta_rule_ops(calls: Sequence[OpCall], config: ModelConfig) -> DeltaRuleOps | None:
+    """Return the delta rule of layers with states; None: there is none."""
+    arguments = next((call.arguments for call in calls if call.op == _DELTA_RULE), None)
+    if arguments is None:
+        return None
+    value_heads, key_dim, value_dim = _matrices_of(config, arguments["layer"])
+    return DeltaRuleOps(key_heads=arguments["key_heads"], value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
+
+
+def _matrices_of(config: ModelConfig, layer: int) -> tuple[int, int, int]:
+    """Return the shape of the matrices of a layer's state."""
+    spec = config.states[layer]
+    assert spec is not None
+    assert spec.matrices is not None
+    return spec.matrices
 
 
 def _moe_ops(calls: Sequence[OpCall]) -> MoeOps | None:
@@ -177,7 +214,7 @@ def record_step(config: ModelConfig, *, dtype: torch.dtype) -> list[OpCall]:
     no_tokens = torch.empty(0, dtype=torch.int32)
     calls: list[OpCall] = []
     with torch.enable_grad(), _recorded_calls(calls):
-        model(no_tokens, no_tokens, _RecordingView(calls))
+        model(no_tokens, no_tokens, _RecordingView(calls, config))
     return calls
 
 
@@ -196,10 +233,11 @@ class _OneRowFactory(ParameterFactory):
 
 
 class _RecordingView:
-    """Writes down how each layer attends. Implements `infer_models.KVCacheView`."""
+    """Writes down what each layer asks of the cache. Implements `infer_models.KVCacheView`."""
 
-    def __init__(self, calls: list[OpCall]) -> None:
+    def __init__(self, calls: list[OpCall], config: ModelConfig) -> None:
         self._calls = calls
+        self._config = config
 
     def attend(
         self,
@@ -215,6 +253,34 @@ class _RecordingView:
         arguments = {"layer": layer, "spec": spec, "rotary": rotary, "norm": norm, "sinks": sinks}
         self._calls.append(OpCall(_ATTEND, arguments))
         return qkv[:, : spec.q_heads]
+
+    def convolve(
+        self,
+        layer: int,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        activation: ConvolutionActivation | None = None,
+    ) -> Tensor:
+        """Return the inputs in place of what is convolved, [tokens, channels]."""
+        arguments = {"layer": layer, "weight": weight, "bias": bias, "activation": activation}
+        self._calls.append(OpCall(_CONVOLVE, arguments))
+        return x
+
+    def convolve_gated(self, layer: int, bcx: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        """Return the first gates in place of what is convolved, [tokens, channels]."""
+        self._calls.append(OpCall(_CONVOLVE_GATED, {"layer": layer, "weight": weight, "bias": bias}))
+        return bcx[:, : len(weight)]
+
+    def apply_delta_rule(
+        self, layer: int, qkv: Tensor, a: Tensor, b: Tensor, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+    ) -> Tensor:
+        """Return the values in place of the results, [tokens, value_heads, value_dim]."""
+        arguments = {"layer": layer, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias, "key_heads": key_heads}
+        self._calls.append(OpCall(_DELTA_RULE, arguments))
+        value_heads, _, value_dim = _matrices_of(self._config, layer)
+        return torch.unflatten(qkv[:, -value_heads * value_dim :], -1, (value_heads, value_dim))
 
 
 @contextmanager
