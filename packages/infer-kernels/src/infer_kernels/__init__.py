@@ -48,6 +48,7 @@ from infer_kernels.norm import (
     norm_add,
     norm_add_norm,
     rms_norm,
+    rms_norm_of_gated,
     sharded_rms_norm,
     sum_of_squares,
 )
@@ -81,6 +82,7 @@ from infer_kernels.states import (
     causal_convolution,
     gated_convolution,
     gated_delta_rule,
+    mamba2_scan,
 )
 
 __all__ = [
@@ -127,6 +129,7 @@ __all__ = [
     "linear",
     "linear_argmax",
     "linear_invariant",
+    "mamba2_scan",
     "moe_router",
     "norm_add",
     "norm_add_norm",
@@ -141,6 +144,7 @@ __all__ = [
     "quantize_int8",
     "resolve_token_ids",
     "rms_norm",
+    "rms_norm_of_gated",
     "row_width",
     "sample",
     "sharded_rms_norm",

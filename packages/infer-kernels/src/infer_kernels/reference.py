@@ -24,6 +24,7 @@ from infer_kernels.norm.gated_rms_norm import gated_rms_norm_reference
 from infer_kernels.norm.norm_add import norm_add_reference
 from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
 from infer_kernels.norm.rms_norm import rms_norm_reference
+from infer_kernels.norm.rms_norm_of_gated import rms_norm_of_gated_reference
 from infer_kernels.norm.sharded_rms_norm import sharded_rms_norm_reference, sum_of_squares_reference
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
@@ -39,6 +40,7 @@ from infer_kernels.sampling.uniform import uniform_reference
 from infer_kernels.sigmoid_gate import sigmoid_gate_reference
 from infer_kernels.states.causal_convolution import causal_convolution_reference, gated_convolution_reference
 from infer_kernels.states.gated_delta_rule import gated_delta_rule_reference
+from infer_kernels.states.mamba2_scan import mamba2_scan_reference
 
 __all__ = [
     "add_rms_norm_reference",
@@ -67,6 +69,7 @@ __all__ = [
     "linear_invariant_reference",
     "linear_quantized_reference",
     "linear_reference",
+    "mamba2_scan_reference",
     "moe_router_reference",
     "norm_add_norm_reference",
     "norm_add_reference",
@@ -74,6 +77,7 @@ __all__ = [
     "qk_norm_rope_store_reference",
     "quantize_rows_fp8_reference",
     "resolve_token_ids_reference",
+    "rms_norm_of_gated_reference",
     "rms_norm_reference",
     "sample_reference",
     "sharded_rms_norm_reference",

@@ -44,7 +44,7 @@ UNITS = (
     ("attention",),
     ("quantized_product", "linear_quantized", "moe_quantized"),
     ("linear", "moe"),
-    ("delta_rule", "convolution"),
+    ("delta_rule", "convolution", "selective_scan"),
     ("rows", "qkv", "router", "run"),
 )
 """Sources that are compiled as one, as each parses the headers; the longest first. Others are units of their own."""

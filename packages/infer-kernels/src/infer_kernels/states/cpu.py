@@ -15,8 +15,11 @@ MOST_WIDTH = 16
 """Largest width of a convolution, as in `csrc/convolution.cpp`."""
 MOST_KEY_DIM = 512
 """Largest heads of keys, as in `csrc/delta_rule.cpp`."""
+MOST_STATE_SIZE = 512
+"""Largest states of a head's row, as in `csrc/selective_scan.cpp`."""
 _CONVOLUTION = Struct("PPPPPqPqqPqPqqq")
 _DELTA_RULE = Struct("PPPPPqPqPqPqqqPPqqqq")
+_SCAN = Struct("PPPPPqPqPqqqPPPqqqqdd")
 
 
 def has_convolution(weight: Tensor) -> bool:
@@ -27,6 +30,11 @@ def has_convolution(weight: Tensor) -> bool:
 def has_delta_rule(state: Tensor) -> bool:
     """Return whether a kernel has room for the keys of `state` [slots, value_heads, key_dim, value_dim]."""
     return state.shape[2] <= MOST_KEY_DIM
+
+
+def has_mamba2_scan(state: Tensor) -> bool:
+    """Return whether a kernel has room for rows of `state` [slots, heads, head_dim, state_size]."""
+    return state.shape[3] <= MOST_STATE_SIZE
 
 
 def causal_convolution(
@@ -67,6 +75,44 @@ def gated_delta_rule(
     )
     work = (len(qkv) + rows.num_seqs) * value_heads * key_dim * value_dim
     run("gated_delta_rule", qkv.dtype, rows.num_seqs, arguments, work=work)
+    return out
+
+
+def mamba2_scan(
+    xbc: Tensor,
+    dt: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    *,
+    a_log: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    num_groups: int,
+    time_step_limit: tuple[float, float],
+) -> Tensor:
+    """Return what is read of the states, and write them."""
+    _, heads, head_dim, state_size = state.shape
+    out = empty((len(xbc), heads * head_dim), xbc.dtype)
+    arguments = _SCAN.pack(
+        *_addresses(rows),
+        out.data_ptr(),
+        xbc.data_ptr(),
+        xbc.stride(0),
+        dt.data_ptr(),
+        dt.stride(0),
+        state.data_ptr(),
+        *state.stride()[:3],
+        a_log.data_ptr(),
+        d.data_ptr(),
+        dt_bias.data_ptr(),
+        num_groups,
+        heads,
+        head_dim,
+        state_size,
+        *time_step_limit,
+    )
+    work = (len(xbc) + rows.num_seqs) * heads * head_dim * state_size
+    run("mamba2_scan", xbc.dtype, rows.num_seqs, arguments, work=work)
     return out
 
 

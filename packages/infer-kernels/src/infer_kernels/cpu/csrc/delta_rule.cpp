@@ -50,15 +50,6 @@ struct DeltaRule {
     int64_t value_dim;
 };
 
-// sum + a * b, in one rounding where the CPU has that: written out, because of two products a compiler may take either one.
-inline Floats add_product(Floats sum, Floats a, Floats b) {
-#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__))
-    return multiply_add(a, b, sum);
-#else
-    return sum + a * b;
-#endif
-}
-
 // Sixteen times a number in memory, in one instruction.
 inline Floats broadcast(const float* at) {
 #if defined(__AVX512F__)
@@ -120,15 +111,6 @@ struct Matrix {
 
     bool is_aligned() const { return (uintptr_t)at % 64 == 0 && stride % 16 == 0; }
 };
-
-// log(1 + exp(x)) = max(x, 0) + log(1 + e) with e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 + e)) as a series: at most
-// 2 units in the last place off.
-inline Floats softplus(Floats x) {
-    Floats e = exp16(choose(x < 0.0f, x, -x)), z = e / (e + 2.0f), square = z * z;
-    Floats series = splat(1.0f / 13.0f);
-    for (float power : {11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) series = series * square + 1.0f / power;
-    return choose(x < 0.0f, Floats{}, x) + 2.0f * (z + z * square * series);
-}
 
 enum class To { NOWHERE, CACHE, MEMORY };
 

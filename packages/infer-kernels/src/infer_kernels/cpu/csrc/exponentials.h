@@ -1,4 +1,4 @@
-// exp, 2^x and tanh of sixteen floats.
+// exp, 2^x, tanh and softplus of sixteen floats.
 #pragma once
 
 #include "vectors.h"
@@ -61,4 +61,13 @@ static inline Floats tanh16(Floats x) {
     Floats near = magnitude * (1.0f + square * (-0.333333333f + square * (0.133333333f + square * -0.0539682540f)));
     Floats result = choose(magnitude < 0.125f, near, far);
     return choose(x < 0.0f, -result, result);
+}
+
+// log(1 + exp(x)) = max(x, 0) + log(1 + e) with e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 + e)) as a series: at most
+// 2 units in the last place off.
+static inline Floats softplus(Floats x) {
+    Floats e = exp16(choose(x < 0.0f, x, -x)), z = e / (e + 2.0f), square = z * z;
+    Floats series = splat(1.0f / 13.0f);
+    for (float power : {11.0f, 9.0f, 7.0f, 5.0f, 3.0f}) series = series * square + 1.0f / power;
+    return choose(x < 0.0f, Floats{}, x) + 2.0f * (z + z * square * series);
 }

@@ -135,6 +135,44 @@ void gated_norm(const void* arguments, Team& team, int) {
 }
 
 template <class T>
+struct NormOfGated {
+    Rows rows;
+    T* out;  // [tokens, groups * size]
+    const T* x;
+    int64_t x_stride;
+    const T* gate;
+    int64_t gate_stride;
+    const T* weight;  // [groups * size]
+    int64_t groups;
+    int64_t size;
+    double eps;
+};
+
+template <class T>
+void norm_of_gated(const void* arguments, Team& team, int) {
+    const auto& a = *static_cast<const NormOfGated<T>*>(arguments);
+    static thread_local std::vector<float> gated;
+    gated.resize((a.size + 15) / 16 * 16);
+    for_rows(team, a.rows.count(), [&](int64_t row) {
+        for (int64_t group = 0; group < a.groups; group++) {
+            const T* x = a.x + row * a.x_stride + group * a.size;
+            const T* gate = a.gate + row * a.gate_stride + group * a.size;
+            const T* weight = a.weight + group * a.size;
+            T* out = a.out + (row * a.groups + group) * a.size;
+            for (int64_t i = 0; i < a.size; i += 16) {
+                Floats z = load_some(gate + i, a.size - i);
+                store_vector(gated.data() + i, load_some(x + i, a.size - i) * (z / (1.0f + exp16(-z))));
+            }
+            float inverse = inverse_norm(gated.data(), a.size, a.eps);
+            for (int64_t i = 0; i < a.size; i += 16) {
+                int64_t left = a.size - i;
+                store_some(out + i, scaled<T>(load16(gated.data() + i), inverse, load_some(weight + i, left), false), left);
+            }
+        }
+    });
+}
+
+template <class T>
 struct SigmoidGate {
     Rows rows;
     T* out;  // [tokens, width]
@@ -207,6 +245,7 @@ extern "C" {
 void norm(const void* arguments, Team& team, int thread) { norm<Element>(arguments, team, thread); }
 void gated(const void* arguments, Team& team, int thread) { gated<Element>(arguments, team, thread); }
 void gated_norm(const void* arguments, Team& team, int thread) { gated_norm<Element>(arguments, team, thread); }
+void norm_of_gated(const void* arguments, Team& team, int thread) { norm_of_gated<Element>(arguments, team, thread); }
 void sigmoid_gate(const void* arguments, Team& team, int thread) { sigmoid_gate<Element>(arguments, team, thread); }
 void embedding(const void* arguments, Team& team, int thread) { embedding<Element>(arguments, team, thread); }
 }

@@ -88,6 +88,15 @@ static inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// sum + a * b, in one rounding where the CPU has that: written out, because of two products a compiler may take either one.
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
+#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__))
+    return multiply_add(a, b, sum);
+#else
+    return sum + a * b;
+#endif
+}
+
 // Sixteen halves as words and back; compilers make a detour of the conversion.
 static inline Words widen(Halves halves) {
 #if defined(__AVX512F__)

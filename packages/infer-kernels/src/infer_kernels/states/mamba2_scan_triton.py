@@ -1,0 +1,126 @@
+"""The Triton kernel of `mamba2_scan`: a program holds some rows of one head's state, and takes its sequence's tokens in turn.
+
+    program (seq, head, block of rows)      S [rows, state_size] in registers, from the slot that is read to the one
+                                            that is written
+
+Formula, precision and bytes moved are those of `mamba2_scan.py`.
+"""
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.states.state_rows import StateRows
+
+_ELEMENTS = 2048
+"""Elements of a state that a program holds: 16 registers for each thread of four warps."""
+
+
+@triton.jit
+def _softplus(x: tl.tensor) -> tl.tensor:
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _mamba2_scan_kernel(
+    out: tl.tensor,  # [tokens, heads * head_dim]
+    xbc: tl.tensor,  # [tokens, heads * head_dim + 2 * groups * state_size]
+    dt: tl.tensor,  # [tokens, heads]
+    state: tl.tensor,  # [slots, heads, head_dim, state_size]
+    query_start: tl.tensor,  # [seqs + 1]
+    read: tl.tensor,  # [seqs]
+    write: tl.tensor,  # [seqs]
+    a_log: tl.tensor,  # [heads]
+    d: tl.tensor,  # [heads]
+    dt_bias: tl.tensor,  # [heads]
+    least_step: tl.tensor,
+    most_step: tl.tensor,
+    heads: tl.tensor,
+    groups: tl.tensor,
+    head_dim: tl.tensor,
+    state_size: tl.tensor,
+    out_stride: tl.tensor,
+    xbc_stride: tl.tensor,
+    dt_stride: tl.tensor,
+    state_stride_slot: tl.tensor,
+    state_stride_head: tl.tensor,
+    state_stride_row: tl.tensor,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    seq, head = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    in_head, in_row = row < head_dim, column < state_size
+    mask = in_head[:, None] & in_row[None, :]
+    within = head.to(tl.int64) * state_stride_head + row.to(tl.int64)[:, None] * state_stride_row + column[None, :]
+    source = tl.load(read + seq).to(tl.int64)
+    target = tl.load(write + seq).to(tl.int64)
+    s = tl.load(state + source * state_stride_slot + within, mask=mask & (source >= 0), other=0.0)
+    rate = tl.exp(tl.load(a_log + head))
+    skip = tl.load(d + head)
+    bias = tl.load(dt_bias + head)
+    b_at = heads * head_dim + head // (heads // groups) * state_size + column
+    x_at = head * head_dim + row
+    for token in range(tl.load(query_start + seq), tl.load(query_start + seq + 1)):
+        at = xbc + token.to(tl.int64) * xbc_stride
+        x = tl.load(at + x_at, mask=in_head, other=0.0).to(tl.float32)
+        b = tl.load(at + b_at, mask=in_row, other=0.0).to(tl.float32)
+        c = tl.load(at + groups * state_size + b_at, mask=in_row, other=0.0).to(tl.float32)
+        step = _softplus(tl.load(dt + token.to(tl.int64) * dt_stride + head).to(tl.float32) + bias)
+        step = tl.minimum(tl.maximum(step, least_step), most_step)
+        s = s * tl.exp(-rate * step) + (x * step)[:, None] * b[None, :]
+        y = tl.sum(s * c[None, :], axis=1) + skip * x
+        tl.store(out + token.to(tl.int64) * out_stride + x_at, y.to(out.dtype.element_ty), mask=in_head)
+    tl.store(state + target * state_stride_slot + within, s, mask=mask & (target >= 0))
+
+
+def mamba2_scan_triton(
+    xbc: Tensor,
+    dt: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    *,
+    a_log: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    num_groups: int,
+    time_step_limit: tuple[float, float],
+) -> Tensor:
+    """Launch the kernel; arguments as for `mamba2_scan`, unchecked."""
+    _, heads, head_dim, state_size = state.shape
+    out = torch.empty(len(xbc), heads * head_dim, dtype=xbc.dtype, device=xbc.device)
+    columns = next_power_of_2(state_size)
+    in_block = max(1, min(next_power_of_2(head_dim), _ELEMENTS // columns))
+    if rows.num_seqs:
+        _mamba2_scan_kernel[(rows.num_seqs, heads, cdiv(head_dim, in_block))](
+            out,
+            xbc,
+            dt,
+            state,
+            rows.query_start,
+            rows.read,
+            rows.write,
+            a_log,
+            d,
+            dt_bias,
+            float(time_step_limit[0]),
+            float(time_step_limit[1]),
+            heads,
+            num_groups,
+            head_dim,
+            state_size,
+            out.stride(0),
+            xbc.stride(0),
+            dt.stride(0),
+            *state.stride()[:3],
+            ROWS=in_block,
+            COLUMNS=columns,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return out
