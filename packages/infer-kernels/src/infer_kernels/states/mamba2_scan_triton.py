@@ -56,27 +56,29 @@ def _mamba2_scan_kernel(
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     in_head, in_row = row < head_dim, column < state_size
-    mask = in_head[:, None] & in_row[None, :]
     within = head.to(tl.int64) * state_stride_head + row.to(tl.int64)[:, None] * state_stride_row + column[None, :]
     source = tl.load(read + seq).to(tl.int64)
     target = tl.load(write + seq).to(tl.int64)
-    s = tl.load(state + source * state_stride_slot + within, mask=mask & (source >= 0), other=0.0)
+    is_read = (row < tl.where(source >= 0, head_dim, 0))[:, None] & in_row[None, :]
+    s = tl.load(state + source * state_stride_slot + within, mask=is_read, other=0.0)
     rate = tl.exp(tl.load(a_log + head))
     skip = tl.load(d + head)
     bias = tl.load(dt_bias + head)
     b_at = heads * head_dim + head // (heads // groups) * state_size + column
     x_at = head * head_dim + row
-    for token in range(tl.load(query_start + seq), tl.load(query_start + seq + 1)):
-        at = xbc + token.to(tl.int64) * xbc_stride
+    first, end = tl.load(query_start + seq).to(tl.int64), tl.load(query_start + seq + 1).to(tl.int64)
+    for token in range(first, end):
+        at = xbc + token * xbc_stride
         x = tl.load(at + x_at, mask=in_head, other=0.0).to(tl.float32)
         b = tl.load(at + b_at, mask=in_row, other=0.0).to(tl.float32)
         c = tl.load(at + groups * state_size + b_at, mask=in_row, other=0.0).to(tl.float32)
-        step = _softplus(tl.load(dt + token.to(tl.int64) * dt_stride + head).to(tl.float32) + bias)
+        step = _softplus(tl.load(dt + token * dt_stride + head).to(tl.float32) + bias)
         step = tl.minimum(tl.maximum(step, least_step), most_step)
         s = s * tl.exp(-rate * step) + (x * step)[:, None] * b[None, :]
         y = tl.sum(s * c[None, :], axis=1) + skip * x
-        tl.store(out + token.to(tl.int64) * out_stride + x_at, y.to(out.dtype.element_ty), mask=in_head)
-    tl.store(state + target * state_stride_slot + within, s, mask=mask & (target >= 0))
+        tl.store(out + token * out_stride + x_at, y.to(out.dtype.element_ty), mask=in_head)
+    is_written = (row < tl.where(target >= 0, head_dim, 0))[:, None] & in_row[None, :]
+    tl.store(state + target * state_stride_slot + within, s, mask=is_written)
 
 
 def mamba2_scan_triton(
