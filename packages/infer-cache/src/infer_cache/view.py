@@ -6,6 +6,7 @@ from infer_kernels import (
     causal_convolution,
     gated_convolution,
     gated_delta_rule,
+    mamba2_scan,
     paged_attention,
     qk_norm_rope_store,
 )
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from infer_cache.states.state_pool import StatePool
     from infer_kernels import AttentionPlan, ConvolutionActivation, KVSlots, QKNorm, Rotary, StateRows
     from infer_models.attention import AttentionSpec
+    from infer_models.layer_states import ScanSpec
 
 
 class PagedCacheView:
@@ -107,6 +109,31 @@ class PagedCacheView:
         pool, rows = self._of_states()
         return gated_delta_rule(
             qkv, a, b, pool.matrices(layer), rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads
+        )
+
+    def scan(
+        self,
+        layer: int,
+        xbc: "Tensor",
+        dt: "Tensor",
+        spec: "ScanSpec",
+        *,
+        a_log: "Tensor",
+        d: "Tensor",
+        dt_bias: "Tensor",
+    ) -> "Tensor":
+        """Scan each sequence's rows after the layer's matrices, and keep the new ones."""
+        pool, rows = self._of_states()
+        return mamba2_scan(
+            xbc,
+            dt,
+            pool.matrices(layer),
+            rows,
+            a_log=a_log,
+            d=d,
+            dt_bias=dt_bias,
+            num_groups=spec.num_groups,
+            time_step_limit=spec.time_step_limit,
         )
 
     def _of_states(self) -> "tuple[StatePool, StateRows]":

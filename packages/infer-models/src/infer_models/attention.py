@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infer_kernels import ConvolutionActivation, QKNorm, Rotary
+    from infer_models.layer_states import ScanSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,4 +90,20 @@ class KVCacheView(Protocol):
         """Compute each sequence's rows after its matrices, which are the layer's state, and keep the new ones.
 
         Args and result are those of `infer_kernels.gated_delta_rule`.
+        """
+
+    def scan(
+        self,
+        layer: int,
+        xbc: "Tensor",
+        dt: "Tensor",
+        spec: "ScanSpec",
+        *,
+        a_log: "Tensor",
+        d: "Tensor",
+        dt_bias: "Tensor",
+    ) -> "Tensor":
+        """Scan each sequence's rows after its matrices, which are the layer's state, and keep the new ones.
+
+        Args and result are those of `infer_kernels.mamba2_scan`; `spec` has the sizes.
         """

@@ -15,9 +15,11 @@ from infer_kernels import (
     causal_convolution,
     gated_convolution,
     gated_delta_rule,
+    mamba2_scan,
     rms_norm,
 )
 from infer_models.attention import AttentionSpec
+from infer_models.layer_states import ScanSpec
 
 
 class CausalView:
@@ -102,6 +104,28 @@ class CausalView:
         head_dim = qkv.shape[1] // (2 * key_heads + value_heads)
         state = torch.zeros(1, value_heads, head_dim, head_dim, dtype=torch.float32, device=qkv.device)
         return gated_delta_rule(qkv, a, b, state, self._rows(qkv), a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+
+    def scan(
+        self, layer: int, xbc: Tensor, dt: Tensor, spec: ScanSpec, *, a_log: Tensor, d: Tensor, dt_bias: Tensor
+    ) -> Tensor:
+        """Scan from the beginning of each sequence; see `infer_kernels.mamba2_scan`.
+
+        Raises:
+            ValueError: as `attend`.
+        """
+        del layer
+        shape = (1, spec.heads, spec.head_dim, spec.state_size)
+        return mamba2_scan(
+            xbc,
+            dt,
+            torch.zeros(shape, dtype=torch.float32, device=xbc.device),
+            self._rows(xbc),
+            a_log=a_log,
+            d=d,
+            dt_bias=dt_bias,
+            num_groups=spec.num_groups,
+            time_step_limit=spec.time_step_limit,
+        )
 
     def _lengths(self, x: Tensor) -> list[int]:
         """Return the sequences' lengths, which the rows of `x` are."""

@@ -1,4 +1,4 @@
-"""`StateSpec`: the state of fixed size that a layer has in place of keys and values."""
+"""`StateSpec`: the state of fixed size that a layer has in place of keys and values. `ScanSpec`: Mamba 2's sizes."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,38 @@ class StateSpec:
 
     Attributes:
         convolution: (width - 1, channels) of the last inputs of its convolution, in the model's dtype.
-        matrices: (heads, key_dim, value_dim) of its matrices, in fp32; None: it has none.
+        matrices: (heads, key_dim, value_dim) of its matrices, or (heads, head_dim, state_size) where it is Mamba 2, in
+            fp32; None: it has none.
     """
 
     convolution: tuple[int, int]
     matrices: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanSpec:
+    """Sizes of a layer's selective scan (Mamba 2).
+
+    Attributes:
+        heads: heads of the inputs.
+        head_dim: elements of a head.
+        num_groups: groups of heads that share B and C; `heads` is a multiple of it.
+        state_size: numbers that a state has for each element of a head.
+        time_step_limit: the least and the largest step.
+    """
+
+    heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+
+    @property
+    def inner_size(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns of inputs, B and C together: the channels of the convolution before the scan."""
+        return self.inner_size + 2 * self.num_groups * self.state_size

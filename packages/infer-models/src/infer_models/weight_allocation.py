@@ -93,8 +93,9 @@ def _sensitive(model: CausalLM) -> re.Pattern[str]:
     of the first and the last layer.
     """
     last = model.config.num_layers - 1
-    mixed = r"\.(?:(?:q|k|v|qkv)_proj|conv\.in_proj|in_proj_qkvz?)\.weight$"
-    return re.compile(rf"{mixed}|\.layers\.(?:0|{last})\.(?:mlp\.down_proj|feed_forward\.w2)\.weight$")
+    mixed = r"\.(?:(?:q|k|v|qkv)_proj|(?:conv|mamba)\.in_proj|in_proj_qkvz?)\.weight$"
+    ends = r"mlp\.down_proj|shared_mlp\.output_linear|feed_forward\.w2"
+    return re.compile(rf"{mixed}|\.layers\.(?:0|{last})\.(?:{ends})\.weight$")
 
 
 def _require_kernel(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> None:

@@ -2,8 +2,8 @@
 
 `gated_rms_norm` gates what is normalized. Bytes moved: 3 * tokens * width * itemsize.
 
-Precision: SiLU, product and statistics in fp32; the normalized row is rounded to the storage dtype before its weight, and
-the result at the end, as `transformers` does.
+Precision: SiLU, product and statistics in fp32; the normalized row is rounded to the storage dtype before its weight,
+and the result at the end, as `transformers` does.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them

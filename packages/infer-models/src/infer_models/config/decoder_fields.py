@@ -178,6 +178,23 @@ def with_biases(config: ModelConfig, fields: JsonFields, *, mlp: bool = False) -
     )
 
 
+def with_multipliers(config: ModelConfig, fields: JsonFields) -> ModelConfig:
+    """Return `config` with the four multipliers of Granite.
+
+    What layers add to the residual stream is multiplied by `residual_multiplier`. The stream is kept divided by it
+    instead: then layers add what they compute, the embedding's scale is divided, and norms, which undo any scale of
+    their input, divide their epsilon by its square.
+    """
+    residual = fields.number("residual_multiplier", 1.0)
+    return replace(
+        config,
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 1.0) / residual,
+        norm_eps=config.norm_eps / residual**2,
+        logits_scaling=fields.number("logits_scaling", 1.0),
+    )
+
+
 def read_moe(
     fields: JsonFields,
     *,

@@ -1,7 +1,7 @@
 """The families of this package: the reader of each `config.json`, and the path of the class of its models.
 
 A reader reads the fields that its family has beside the common ones, and refuses variants that are not supported.
-Families whose layers may have states are in `hybrid_families.py`.
+Families whose layers may have states are in `hybrid_families.py` and `mamba_families.py`.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,12 @@ from infer_models.config.decoder_fields import (
     refuse,
     require,
     with_biases,
+    with_multipliers,
     with_windows,
 )
 from infer_models.config.hybrid_families import HYBRID_FAMILIES
 from infer_models.config.json_fields import JsonFields
+from infer_models.config.mamba_families import MAMBA_FAMILIES
 from infer_models.config.model_config import ModelConfig, QueryScaling
 from infer_models.config.registry import Family, default_sizes
 from infer_models.config.rope_fields import read_full_and_sliding_rope, read_original_positions, rope_fields
@@ -155,22 +157,9 @@ def read_smollm3(fields: JsonFields) -> ModelConfig:
 
 
 def read_granite(fields: JsonFields) -> ModelConfig:
-    """Granite 3: Llama with four multipliers.
-
-    What layers add to the residual stream is multiplied by `residual_multiplier`. The stream is kept divided by it
-    instead: then layers add what they compute, the embedding's scale is divided, and norms, which undo any scale of
-    their input, divide their epsilon by its square.
-    """
+    """Granite 3: Llama with four multipliers."""
     require(fields, "hidden_act", "silu")
-    config = with_biases(read_decoder(fields, pads_heads=True), fields, mlp=True)
-    residual = fields.number("residual_multiplier", 1.0)
-    return replace(
-        config,
-        attention_scale=fields.number("attention_multiplier", 1.0),
-        embedding_scale=fields.number("embedding_multiplier", 1.0) / residual,
-        norm_eps=config.norm_eps / residual**2,
-        logits_scaling=fields.number("logits_scaling", 1.0),
-    )
+    return with_multipliers(with_biases(read_decoder(fields, pads_heads=True), fields, mlp=True), fields)
 
 
 def read_phi3(fields: JsonFields) -> ModelConfig:
@@ -353,6 +342,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults=default_sizes(201088, 2880, 2880, 36, 64, 8, 131072),
         ),
         **HYBRID_FAMILIES,
+        **MAMBA_FAMILIES,
         "nanogpt": Family(read=read_nanogpt, build="infer_models.families.nanogpt:NanoGPT"),
     }
 )

@@ -11,7 +11,7 @@ from infer_models.config.registry import find_family, known_families
 from infer_models.config.rope import RopeParameters
 from infer_models.config.wrappers import WRAPPERS, text_fields
 from infer_models.gguf.checkpoint_files import is_gguf
-from infer_models.layer_states import StateSpec
+from infer_models.layer_states import ScanSpec, StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,23 @@ class MoEConfig:
     swiglu_limit: float = math.inf
     shared_intermediate_size: int | None = None
     are_stored_apart: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """What layers with a state compute that are Mamba 2.
+
+    Attributes:
+        scan: sizes of the selective scan.
+        convolution_bias: the convolution before it has biases.
+        projection_bias: the projections into the layer and out of it have biases.
+        norm_eps: added to the mean square inside the norm after it.
+    """
+
+    scan: ScanSpec
+    convolution_bias: bool
+    projection_bias: bool
+    norm_eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +103,7 @@ class ModelConfig:
         ropes: each layer's rotary frequencies, None where it leaves queries and keys unrotated.
         states: each layer's state of fixed size, None where it attends; empty: all layers attend. A layer with a state
             has no keys and values: what `windows` and `ropes` say of it is not used.
+        mamba: what layers with a state compute; None: something else than Mamba 2.
         moe: the experts of a mixture; None: all layers have an MLP.
         wrapper: `model_type` of the multimodal model whose text model this is; None: there is no other.
         quantization: quantization of the checkpoint's weights; None: they are not quantized.
@@ -115,6 +133,7 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     ropes: tuple[RopeParameters | None, ...]
     states: tuple[StateSpec | None, ...] = ()
+    mamba: MambaConfig | None = None
     moe: MoEConfig | None = None
     wrapper: str | None = None
     quantization: QuantizationConfig | None = None

@@ -81,6 +81,20 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 32,
 }
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.15,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+_MAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [_LINEAR, _LINEAR, _FULL, _LINEAR],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 32,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +136,7 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "granite": TinyFamily(
             config="GraniteConfig",
             model="GraniteForCausalLM",
-            fields={
-                "embedding_multiplier": 12.0,
-                "attention_multiplier": 0.15,
-                "residual_multiplier": 0.22,
-                "logits_scaling": 8.0,
-            },
+            fields=_GRANITE,
         ),
         "phi3": TinyFamily(
             config="Phi3Config",
@@ -176,6 +185,14 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         ),
         "qwen3_next": TinyFamily(
             config="Qwen3NextConfig", model="Qwen3NextForCausalLM", fields=_DELTA_NET | _EXPERTS, has_states=True
+        ),
+        "granitemoehybrid": TinyFamily(
+            config="GraniteMoeHybridConfig",
+            model="GraniteMoeHybridForCausalLM",
+            fields=_GRANITE
+            | _MAMBA2
+            | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 80},
+            has_states=True,
         ),
         "gemma3": TinyFamily(config="Gemma3TextConfig", model="Gemma3ForCausalLM", fields=_GEMMA3),
         "gemma3_wrapped": TinyFamily(
