@@ -26,9 +26,10 @@ _NORM_OF_GATED = Struct("PPqPqPqqd")
 
 def rms_norm_of_gated_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, num_groups: int = 1) -> Tensor:
     """The formula in plain fp32 PyTorch; arguments as for `rms_norm_of_gated`. Differentiable."""
-    gated = (x.float() * functional.silu(gate.float())).unflatten(-1, (num_groups, x.shape[1] // num_groups))
+    gated = (x.float() * functional.silu(gate.float())).reshape(len(x), num_groups, x.shape[1] // num_groups)
     normalized = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + eps)
-    return normalized.flatten(1).to(x.dtype) * weight
+    weighted: Tensor = normalized.reshape(x.shape).to(x.dtype) * weight
+    return weighted
 
 
 @triton.jit

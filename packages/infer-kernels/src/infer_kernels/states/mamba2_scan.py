@@ -77,18 +77,16 @@ def mamba2_scan_torch(
     """Plain PyTorch, token by token; unchecked. Differentiable, but for the states that it writes."""
     _, heads, head_dim, state_size = state.shape
     x, b, c = torch.split(xbc.float(), [heads * head_dim, num_groups * state_size, num_groups * state_size], dim=-1)
-    x = x.unflatten(-1, (heads, head_dim))
-    b, c = (
-        each.unflatten(-1, (num_groups, state_size)).repeat_interleave(heads // num_groups, dim=1) for each in (b, c)
-    )
-    step = functional.softplus(dt.float() + dt_bias).clamp(*time_step_limit)
-    decay = torch.exp(-torch.exp(a_log) * step)
+    x = x.reshape(-1, heads, head_dim)
+    b, c = (each.reshape(-1, num_groups, state_size).repeat_interleave(heads // num_groups, dim=1) for each in (b, c))
+    rate = torch.exp(a_log)
     outputs = torch.zeros(len(xbc), heads * head_dim, dtype=xbc.dtype, device=xbc.device)
     starts = rows.query_start.tolist()
     for index, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist(), strict=True)):
         s = torch.zeros_like(state[0]) if read < 0 else state[read].clone()
         for t in range(starts[index], starts[index + 1]):
-            s = s * decay[t][:, None, None] + (step[t][:, None] * x[t])[:, :, None] * b[t][:, None, :]
+            step = functional.softplus(dt[t].float() + dt_bias).clamp(*time_step_limit)  # of all rows has other bits
+            s = s * torch.exp(-rate * step)[:, None, None] + (step[:, None] * x[t])[:, :, None] * b[t][:, None, :]
             y = torch.einsum("hpn,hn->hp", s, c[t]) + d[:, None] * x[t]
             outputs[t] = y.flatten().to(xbc.dtype)
         if write >= 0:

@@ -1,4 +1,4 @@
-"""The Triton kernel of `mamba2_scan`: a program holds some rows of a head's state, and takes its sequence's tokens in turn.
+"""The Triton kernel of `mamba2_scan`: a program holds rows of a head's state, and takes its sequence's tokens in turn.
 
     program (seq, head, block of rows)      S [rows, state_size] in registers, from the slot that is read to the one
                                             that is written

@@ -4,6 +4,7 @@ from infer_kernels.checks.cases.attention import ATTENTION
 from infer_kernels.checks.cases.embedding import EMBEDDING
 from infer_kernels.checks.cases.gated_activations import ACTIVATIONS
 from infer_kernels.checks.cases.linear import LINEAR
+from infer_kernels.checks.cases.mamba2 import MAMBA2
 from infer_kernels.checks.cases.moe import MOE
 from infer_kernels.checks.cases.norm import NORMS
 from infer_kernels.checks.cases.op_cases import OpCases
@@ -26,6 +27,7 @@ ALL_OPS: tuple[OpCases, ...] = (
     PRODUCTS,
     MOE,
     QUANTIZED,
+    MAMBA2,
     SAMPLING,
 )
 """All of them, the most important first: the doctor checks them in this order while it has time."""
@@ -38,6 +40,7 @@ IN_A_LAYER: tuple[OpCases, ...] = (
     PRODUCTS,
     MOE,
     QUANTIZED,
+    MAMBA2,
     TOKEN_IDS,
     EMBEDDING,
     LINEAR,
