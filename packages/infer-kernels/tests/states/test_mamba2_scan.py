@@ -1,4 +1,4 @@
-"""The selective scan: its closed form, steps of any length, captured steps, gradients and wrong arguments."""
+"""The selective scan: its closed form, steps of any length, gradients and wrong arguments."""
 
 from itertools import accumulate
 from typing import Any
@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels import StateRows, mamba2_scan, rms_norm_of_gated
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.cpu.calls import CapturedStep
-from infer_kernels.reference import mamba2_scan_reference, rms_norm_of_gated_reference
+from infer_kernels.reference import mamba2_scan_reference
 
 HEADS, HEAD_DIM, GROUPS, STATE_SIZE = 6, 20, 2, 24
 TOKENS = 37
@@ -90,27 +88,6 @@ def test_a_sequence_reads_its_own_state_and_others_stay() -> None:
     assert torch.equal(pool[5], alone[0])
     assert torch.equal(pool[4], before[3])
     assert torch.equal(pool[:4], before[:4])
-
-
-@needs_cpu_kernels
-def test_a_replay_computes_as_many_sequences_as_it_is_told() -> None:
-    xbc, dt = inputs(8)
-    given, pool, weight = parameters(), states(8), torch.randn(HEADS * HEAD_DIM)
-    rows = rows_of(1, 1, 1, 1, read=(0, 1, 2, 3), write=(4, 5, 6, 7))
-    step = CapturedStep(8, 4)
-    with step.recording():
-        y = mamba2_scan(xbc, dt, pool, rows, **given)
-        normalized = rms_norm_of_gated(y, xbc[:, : HEADS * HEAD_DIM], weight, 1e-5, num_groups=GROUPS)
-    before = pool.clone()
-    rows.query_start.copy_(ints(0, 3, 8, 8, 8))
-    step.replay(8, 2)
-    expected, written = mamba2_scan_reference(xbc, dt, before, rows_of(3, 5, read=(0, 1), write=(4, 5)), **given)
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(pool, written, rtol=1e-4, atol=1e-5)
-    gate = xbc[:, : HEADS * HEAD_DIM]
-    torch.testing.assert_close(
-        normalized, rms_norm_of_gated_reference(expected, gate, weight, 1e-5, num_groups=GROUPS), rtol=1e-4, atol=1e-4
-    )
 
 
 def test_gradients_reach_inputs_and_parameters() -> None:
