@@ -11,7 +11,8 @@ import torch
 from infer_kernels import QuantizedWeight
 from infer_models import CausalView, CheckpointError, ModelConfig, load_model
 from infer_models.layer_states import StateSpec
-from infer_models.layers import GatedMLP, Mamba2
+from infer_models.layers import GatedMLP
+from infer_models.layers.hybrid import Mamba2
 from infer_models.tensor_parallel import check_tensor_parallel_size
 from infer_models.testing import save_tiny
 

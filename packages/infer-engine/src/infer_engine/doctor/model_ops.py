@@ -21,13 +21,15 @@ from infer_kernels import ConvolutionActivation, QKNorm, QuantizedWeight, Rotary
 from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, QuantizedOps
 from infer_models import AttentionSpec, CausalLM, ModelConfig
 from infer_models.families import build_model
+from infer_models.layer_states import ScanSpec
 from infer_models.layers import ParameterFactory
 
 _OPS: Mapping[CodeType, str] = MappingProxyType(
     {op.__code__: name for name in infer_kernels.__all__ if isfunction(op := getattr(infer_kernels, name))}
 )
 """Names of the public ops, by their code."""
-_ATTEND, _CONVOLVE, _CONVOLVE_GATED, _DELTA_RULE = "attend", "convolve", "convolve_gated", "apply_delta_rule"
+_ATTEND, _CONVOLVE, _CONVOLVE_GATED = "attend", "convolve", "convolve_gated"
+_DELTA_RULE, _SCAN = "apply_delta_rule", "scan"
 """Names of calls of the cache, which are no ops."""
 _NORMS = ("rms_norm", "add_rms_norm", "norm_add", "norm_add_norm")
 _GATES = ("silu_and_mul", "gelu_tanh_and_mul")
@@ -281,6 +283,13 @@ class _RecordingView:
         self._calls.append(OpCall(_DELTA_RULE, arguments))
         value_heads, _, value_dim = _matrices_of(self._config, layer)
         return torch.unflatten(qkv[:, -value_heads * value_dim :], -1, (value_heads, value_dim))
+
+    def scan(
+        self, layer: int, xbc: Tensor, dt: Tensor, spec: ScanSpec, *, a_log: Tensor, d: Tensor, dt_bias: Tensor
+    ) -> Tensor:
+        """Return the inputs in place of the results, [tokens, heads * head_dim]."""
+        self._calls.append(OpCall(_SCAN, {"layer": layer, "spec": spec, "dt": dt}))
+        return xbc[:, : spec.inner_size]
 
 
 @contextmanager

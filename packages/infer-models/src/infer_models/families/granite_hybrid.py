@@ -24,7 +24,6 @@ from infer_models.layers import (
     LayerInput,
     LayerNorm,
     LMHead,
-    Mamba2,
     OwnWeight,
     ParameterFactory,
     RMSNorm,
@@ -34,6 +33,7 @@ from infer_models.layers import (
     detached,
     pre_norm_decoder,
 )
+from infer_models.layers.hybrid import Mamba2
 from infer_models.weights import ArrangedWeight, StoredWeight
 
 

@@ -5,7 +5,6 @@ from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
 from infer_models.layers.hybrid import CausalConvolution, GatedAttention, GatedDeltaNet
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
-from infer_models.layers.mamba2 import Mamba2
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.moe import Experts, RoutedMLP, Router, SparseMLP
 from infer_models.layers.norm import LayerNorm, RMSNorm
@@ -37,7 +36,6 @@ __all__ = [
     "LayerInput",
     "LayerNorm",
     "LinearBase",
-    "Mamba2",
     "OwnWeight",
     "PackedLinear",
     "ParameterFactory",

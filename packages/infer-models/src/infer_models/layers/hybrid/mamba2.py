@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from infer_kernels import Rotary, rms_norm_of_gated
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
-from infer_models.layers.convolution import CausalConvolution
+from infer_models.layers.hybrid.convolution import CausalConvolution
 from infer_models.layers.linear import ColumnParallelLinear, RowParallelLinear
 from infer_models.layers.norm import LayerNorm, RMSNorm
 from infer_models.layers.parameters import LayerInput, ParameterFactory
