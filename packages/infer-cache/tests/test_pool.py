@@ -40,6 +40,21 @@ def test_a_layers_cache_is_blocks_by_heads_by_tokens_and_starts_at_zero() -> Non
     assert (cache.num_layers, cache.num_blocks, cache.block_size) == (2, (3,), 5)
 
 
+def test_layers_of_a_group_may_have_heads_of_their_own() -> None:
+    cache = KVPool(
+        group_of_layer=(0, 1, None, 0),
+        num_blocks=(3, 2),
+        kv_heads=(4, 1, 9, 2),
+        block_size=5,
+        head_dim=(16, 64, 9, 32),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    shapes = {layer: tuple(cache.value_cache(layer).shape) for layer in cache.layers}
+    assert shapes == {0: (3, 4, 5, 16), 1: (2, 1, 5, 64), 3: (3, 2, 5, 32)}
+    assert cache.kv_heads == 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_keys_and_values_are_contiguous(dtype: torch.dtype) -> None:
     cache = pool(dtype=dtype)

@@ -305,3 +305,27 @@ def poison_free_blocks(pool: KVPool, manager: PagedKVCacheManager) -> None:
         free = [block_id for block_id in range(pool.num_blocks[group]) if not is_referenced(block_id)]
         pool.key_cache(layer)[free] = 1e3
         pool.value_cache(layer)[free] = 1e3
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_layer_that_shares_anothers_keys_attends_to_them_and_stores_nothing(window: int | None) -> None:
+    sequences = CachedSequences([23, 9], block_size=4, spec=spec_of(window=window))
+    spec = sequences.specs[0]
+    attended: list[list[Tensor]] = [[], []]
+    for counts in ((17, 9), (1, 0), (5, 0)):
+        spans = {
+            i: range(done, done + count)
+            for i, (done, count) in enumerate(zip(sequences.num_cached, counts, strict=True))
+        }
+        view = sequences.view(spans)
+        qkv = torch.cat([sequences.qkv[i][span.start : span.stop] for i, span in spans.items()])
+        view.attend(0, qkv[:, 0], spec)
+        before = [sequences.pool.key_cache(layer).clone() for layer in (0, 1)]
+        rows = view.attend_shared(0, qkv[:, 1, : spec.q_heads], spec)
+        assert all(torch.equal(sequences.pool.key_cache(layer), each) for layer, each in enumerate(before))
+        for i, part in enumerate(torch.split(rows, list(counts))):
+            attended[i].append(part)
+            sequences.num_cached[i] += counts[i]
+    for qkv, parts in zip(sequences.qkv, attended, strict=True):
+        _, k, v = torch.split(qkv[:, 0], sequences.heads, dim=1)
+        assert deviation(torch.cat(parts), dense(qkv[:, 1, : spec.q_heads], k, v, spec, None)) <= TOLERANCE

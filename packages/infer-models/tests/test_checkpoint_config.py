@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from infer_models import CheckpointError, GenerationConfig, ModelConfig
+from infer_models.config.model_config import LayerHeads
 from infer_models.config.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     NoScaling,
+    ProportionalScaling,
     RopeParameters,
     YarnScaling,
 )
@@ -181,6 +183,7 @@ def test_a_value_that_is_not_supported_is_named(tmp_path: Path, changes: dict[st
 MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 OSS = {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
 ACTIVATION = {"hidden_act": "gelu"}
+GEMMA4 = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 128256, "head_dim": 64}
 
 
 @pytest.mark.parametrize(
@@ -207,11 +210,61 @@ ACTIVATION = {"hidden_act": "gelu"}
         (OSS | {"swiglu_limit": -1.0}, "`swiglu_limit` is -1.0; it must be a number above 0"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "`use_bidirectional_attention` is True"),
         ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "`hidden_activation` is 'gelu'"),
+        (GEMMA4 | {"hidden_activation": "gelu"}, "`hidden_activation` is 'gelu'"),
+        (
+            GEMMA4 | {"use_bidirectional_attention": "all"},
+            "`use_bidirectional_attention` is 'all'; it must be `vision`",
+        ),
+        (GEMMA4 | {"enable_moe_block": True}, "`enable_moe_block` is True; it must be false: experts beside the MLP"),
+        (GEMMA4 | {"layer_types": ["chunked_attention"] * 16}, "`layer_types` is"),
+        (GEMMA4 | {"global_head_dim": 1024}, "`global_head_dim` is 1024; it must be a multiple of 16 of at most 512"),
+        (
+            GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 5},
+            "`num_global_key_value_heads` is 5; it must be a divisor of `num_attention_heads` = 32",
+        ),
+        (GEMMA4 | {"num_kv_shared_layers": 12}, "`num_kv_shared_layers` is 12; it must be so few that a layer before"),
+        (GEMMA4 | {"vocab_size_per_layer_input": 7}, "`vocab_size_per_layer_input` is 7; it must be `vocab_size`"),
+        (
+            GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "`rope_parameters.full_attention.rope_type` is 'yarn'; it must be `default` or `proportional`",
+        ),
+        (
+            GEMMA4 | {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
+            "`rope_parameters.sliding_attention.partial_rotary_factor` is 0.5; it must be missing",
+        ),
+        (
+            GEMMA4 | {"per_layer_config": {"16": {"head_dim": 64}}},
+            "`per_layer_config` is {'16': {'head_dim': 64}}; it must be of layers 0 to 15",
+        ),
+        (GEMMA4 | {"per_layer_config": {"5": {"skip": ["mlp"]}}}, "it must be of `head_dim` and `num_key_value_heads`"),
     ],
 )
 def test_what_a_family_does_not_support_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     fields = {name: value for name, value in (LLAMA | changes).items() if value is not None}
     assert message in refusal_of(tmp_path, fields)
+
+
+def test_gemma_4_whose_file_leaves_out_layers_is_that_of_transformers(tmp_path: Path) -> None:
+    config = read(tmp_path, {"model_type": "gemma4_text", "attention_k_eq_v": True, "num_global_key_value_heads": 2})
+    assert (config.num_layers, config.windows[:6]) == (30, (512,) * 5 + (None,))
+    sliding = LayerHeads(kv_heads=4, head_dim=256)
+    assert config.layer_heads[:6] == (*[sliding] * 5, LayerHeads(kv_heads=2, head_dim=512, are_values_keys=True))
+    assert config.kv_layers == tuple(range(30))
+    assert config.per_layer_input_size == 256
+    assert (config.ropes[0], config.ropes[5]) == (
+        RopeParameters(theta=10_000.0, scaling=NoScaling()),
+        RopeParameters(theta=1_000_000.0, scaling=ProportionalScaling(num_rotated=64, factor=1.0), rotary_dim=512),
+    )
+
+
+def test_the_last_layers_of_gemma_4_attend_to_the_last_of_their_kind_before_them(tmp_path: Path) -> None:
+    shared = {"num_hidden_layers": 35, "num_kv_shared_layers": 20, "use_double_wide_mlp": True}
+    types = {"layer_types": ["full_attention" if (layer + 1) % 5 == 0 else "sliding_attention" for layer in range(35)]}
+    config = read(tmp_path, GEMMA4 | {"vocab_size_per_layer_input": None, "vocab_size": 262_144} | shared | types)
+    assert config.kv_layers[:20] == (*range(15), 13, 13, 13, 13, 14)
+    assert [config.attention_specs[layer].is_shared for layer in (12, 13, 14, 15)] == [False, True, True, False]
+    assert [config.has_cache(layer) for layer in (0, 14, 15, 34)] == [True, True, False, False]
+    assert config.intermediate_sizes[14:16] == (9216, 18432)
 
 
 def test_gpt_oss_whose_file_has_no_dtype_is_bf16(tmp_path: Path) -> None:

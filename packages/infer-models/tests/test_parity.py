@@ -117,6 +117,18 @@ CASES: dict[str, Save] = {
     "gemma3_capped_logits": case("gemma3", final_logit_softcapping=2.0),
     "gemma3_unscaled": case("gemma3", rope_parameters=None, sliding_window=30),
     "gemma3_wrapped_untied": case("gemma3_wrapped", tie_word_embeddings=False),
+    "gemma4_keys_are_values": case("gemma4", attention_k_eq_v=True, num_global_key_value_heads=1, attention_bias=True),
+    "gemma4_own_keys": case(
+        "gemma4", num_kv_shared_layers=0, hidden_size_per_layer_input=0, tie_word_embeddings=False, rope_parameters=None
+    ),
+    "gemma4_last_of_a_kind": case(
+        "gemma4",
+        num_hidden_layers=5,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] + ["sliding_attention"] * 2,
+        use_double_wide_mlp=False,
+        final_logit_softcapping=2.0,
+        sliding_window=30,
+    ),
     "mistral3_untied": case("mistral3", tie_word_embeddings=False),
     "llava_untied": case("llava", tie_word_embeddings=False),
 }
@@ -139,6 +151,7 @@ def our_logits(model: CausalLM, ids: Tensor) -> Tensor:
     "models/tied-heads",
     "models/qwen3",
     "models/gemma3",
+    "models/gemma4",
     "models/gemma3-rope-tables",
     "models/mistral",
     "models/ministral3",

@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -22,9 +23,9 @@ class KVPool:
         *,
         group_of_layer: Sequence[int | None],
         num_blocks: Sequence[int],
-        kv_heads: int,
+        kv_heads: int | Sequence[int],
         block_size: int,
-        head_dim: int,
+        head_dim: int | Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
         scales: Sequence[KVScales] | None = None,
@@ -34,9 +35,9 @@ class KVPool:
         Args:
             group_of_layer: group of each layer; None of a layer that has no keys and values.
             num_blocks: blocks of each layer of a group, by group.
-            kv_heads: key and value heads of a layer.
+            kv_heads: key and value heads of a layer; several numbers: of each layer.
             block_size: tokens of a block.
-            head_dim: elements of a head.
+            head_dim: elements of a head, likewise.
             dtype: dtype of keys and values: a float type, float8_e4m3fn, or int8 on a CPU.
             device: device of keys and values.
             scales: factors of fp8 codes, by layer; None: 1.
@@ -45,11 +46,13 @@ class KVPool:
             ValueError: a size is out of range, a layer's group has no number of blocks, or there are not as many
                 `scales` as layers.
         """
+        num_layers = len(group_of_layer)
+        heads, dims = ([each] * num_layers if isinstance(each, int) else [*each] for each in (kv_heads, head_dim))
         sizes = {
-            "num_layers": len(group_of_layer),
-            "kv_heads": kv_heads,
+            "num_layers": num_layers,
+            "kv_heads": min(heads, default=1),
             "block_size": block_size,
-            "head_dim": head_dim,
+            "head_dim": min(dims, default=1),
         }
         for name, size in sizes.items():
             if size < 1:
@@ -69,14 +72,13 @@ class KVPool:
         self._group_of_layer = tuple(group_of_layer)
         self._num_blocks = tuple(num_blocks)
 
-        def allocate_group(group: int) -> Tensor:
-            shape = (
-                self._group_of_layer.count(group),
-                num_blocks[group],
-                kv_heads,
-                block_size,
-                row_width(head_dim, dtype),
-            )
+        alike: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for layer, (own_group, own_heads, own_dim) in enumerate(zip(group_of_layer, heads, dims, strict=True)):
+            if own_group is not None:
+                alike[own_group, own_heads, own_dim].append(layer)
+
+        def allocate_alike(count: int, group: int, kv_heads: int, head_dim: int) -> Tensor:
+            shape = (count, num_blocks[group], kv_heads, block_size, row_width(head_dim, dtype))
             if device.type == "cpu":
                 # Fresh pages of the operating system: a page takes memory when it is first written. Small pages,
                 # because a block of one layer is far from the same block of the next layer.
@@ -85,15 +87,19 @@ class KVPool:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         def allocate() -> dict[int, Tensor]:
-            layers = [iter(allocate_group(group).unbind()) for group in range(len(num_blocks))]
-            return {layer: next(layers[group]) for layer, group in enumerate(group_of_layer) if group is not None}
+            caches = {
+                layer: cache
+                for kind, layers in alike.items()
+                for layer, cache in zip(layers, allocate_alike(len(layers), *kind).unbind(), strict=True)
+            }
+            return dict(sorted(caches.items()))
 
         self._key_caches = allocate()
         self._value_caches = allocate()
 
     @staticmethod
     def bytes_per_block(*, num_layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Return the bytes that one block takes: keys and values of all layers."""
+        """Return the bytes that one block takes: keys and values of all layers, which have heads of one size."""
         return 2 * num_layers * kv_heads * block_size * row_width(head_dim, dtype) * dtype.itemsize
 
     @property
@@ -118,8 +124,8 @@ class KVPool:
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads of a layer."""
-        return next(iter(self._key_caches.values())).shape[1]
+        """Key and value heads of a layer; the most, where layers differ."""
+        return max(cache.shape[1] for cache in self._key_caches.values())
 
     @property
     def num_blocks(self) -> tuple[int, ...]:

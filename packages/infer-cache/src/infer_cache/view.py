@@ -8,6 +8,7 @@ from infer_kernels import (
     gated_delta_rule,
     mamba2_scan,
     paged_attention,
+    q_norm_rope,
     qk_norm_rope_store,
 )
 
@@ -67,21 +68,41 @@ class PagedCacheView:
 
         qkv is [tokens, q_heads + 2 * kv_heads, head_dim], the result [tokens, q_heads, head_dim]; sinks are [q_heads].
         """
-        group = self._pool.group(layer)
-        key_cache = self._pool.key_cache(layer)
-        value_cache = self._pool.value_cache(layer)
-        scales = self._pool.scales(layer)
-        q = qk_norm_rope_store(qkv, key_cache, value_cache, self._slots[group], rotary=rotary, norm=norm, scales=scales)
+        pool = self._pool
+        q = qk_norm_rope_store(
+            qkv,
+            pool.key_cache(layer),
+            pool.value_cache(layer),
+            self._slots[pool.group(layer)],
+            rotary=rotary,
+            norm=norm,
+            scales=pool.scales(layer),
+        )
+        return self._attended(layer, q, spec, sinks)
+
+    def attend_shared(
+        self,
+        layer: int,
+        q: "Tensor",
+        spec: "AttentionSpec",
+        *,
+        rotary: "Rotary | None" = None,
+        norm: "QKNorm | None" = None,
+    ) -> "Tensor":
+        """Normalize and rotate q [tokens, q_heads, head_dim], then attend to the keys and values of `layer`."""
+        return self._attended(layer, q_norm_rope(q, rotary=rotary, norm=norm), spec, None)
+
+    def _attended(self, layer: int, q: "Tensor", spec: "AttentionSpec", sinks: "Tensor | None") -> "Tensor":
         return paged_attention(
             q,
-            key_cache,
-            value_cache,
-            self._plans[group],
+            self._pool.key_cache(layer),
+            self._pool.value_cache(layer),
+            self._plans[self._pool.group(layer)],
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=sinks,
-            scales=scales,
+            scales=self._pool.scales(layer),
         )
 
     def convolve(

@@ -45,6 +45,7 @@ LLAMA: dict[str, Any] = {
 OLMO = {"has_post_norms": True, "norms_all_heads": True}
 GEMMA = {"norm": "gemma", "qk_norm": "gemma", "has_sandwich_norms": True, "activation": "gelu_tanh_and_mul"}
 DELTA_NET = {"norm": "gemma", "qk_norm": "gemma", "rotary_dim": 8}
+GEMMA4 = GEMMA | {"norm": "llama", "qk_norm": "llama", "has_post_norms": True, "embedding_scale": 8.0}
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": "llama"},
@@ -56,6 +57,8 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "olmo3": OLMO,
     "gemma3": GEMMA | {"embedding_scale": 8.0},
     "gemma3_wrapped": GEMMA | {"embedding_scale": 8.0},
+    "gemma4": GEMMA4,
+    "gemma4_wrapped": GEMMA4,
     "gpt_oss": {"has_sinks": True, "qkv_bias": True, "output_bias": True, "activation": None},
     "lfm2": {"qk_norm": "llama"},
     "qwen3_5": DELTA_NET,

@@ -18,7 +18,7 @@ from infer_kernels.attention import (
     plan_attention_on_device,
 )
 from infer_kernels.embedding import embedding, embedding_quantized
-from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
+from infer_kernels.gated_activations import gelu_tanh_and_mul, gelu_tanh_gate, silu_and_mul
 from infer_kernels.linear import (
     FusedProducts,
     PendingNorm,
@@ -59,6 +59,7 @@ from infer_kernels.qkv import (
     Rotary,
     apply_rope,
     apply_rope_batched,
+    q_norm_rope,
     qk_norm_rope_store,
     row_width,
     store_kv,
@@ -124,6 +125,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_rms_norm",
     "gelu_tanh_and_mul",
+    "gelu_tanh_gate",
     "greedy",
     "has_quantized_kernel",
     "linear",
@@ -138,6 +140,7 @@ __all__ = [
     "plan_attention_on_device",
     "prepack",
     "prepack_experts",
+    "q_norm_rope",
     "qk_norm_rope_store",
     "quantize_fp8",
     "quantize_int4",

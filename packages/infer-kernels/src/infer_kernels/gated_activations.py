@@ -1,6 +1,6 @@
-"""Gated activations on packed gate-up rows.
+"""Gated activations on packed gate-up rows, and on gates and ups that lie apart.
 
-With gate, up the halves of a row:
+With gate, up the halves of a row, or a row each:
 
     y = silu(gate) * up,       silu(x) = x * sigmoid(x)
     y = gelu_tanh(gate) * up,  gelu_tanh(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2
@@ -41,7 +41,7 @@ _INTO: dict[GatedActivation, Callable[..., Tensor]] = {
 }
 _SERIAL: dict[GatedActivation, int] = {"silu": 2**15, "gelu_tanh": 2**14}
 """Elements up to which PyTorch leaves an activation to one thread."""
-_GATED = Struct("PqPqqq")
+_GATED = Struct("PqPqPqqq")
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -79,23 +79,24 @@ def gate_tile(
 @triton.jit
 def _gated_kernel(
     out: tl.tensor,  # [tokens, intermediate]
-    gate_up: tl.tensor,  # [tokens, 2 * intermediate]
+    gates: tl.tensor,  # [tokens, intermediate]
+    ups: tl.tensor,  # [tokens, intermediate]
     intermediate: tl.tensor,
     out_stride: tl.tensor,
-    gate_up_stride: tl.tensor,
+    gates_stride: tl.tensor,
+    ups_stride: tl.tensor,
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < intermediate
-    gate_at = gate_up + token * gate_up_stride + column
-    gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_at + intermediate, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(gates + token * gates_stride + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(ups + token * ups_stride + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + token * out_stride + column, gate_tile(gate, up, out.dtype.element_ty, GELU), mask=mask)
 
 
-def gated_triton(gate_up: Tensor, *, activation: GatedActivation, out: Tensor) -> Tensor:
+def gated_triton(gates: Tensor, ups: Tensor, *, activation: GatedActivation, out: Tensor) -> Tensor:
     """Launch the kernel; unchecked."""
     tokens, intermediate = out.shape
     if tokens == 0:
@@ -103,10 +104,12 @@ def gated_triton(gate_up: Tensor, *, activation: GatedActivation, out: Tensor) -
     block = min(1024, next_power_of_2(intermediate))
     _gated_kernel[(tokens, cdiv(intermediate, block))](
         out,
-        gate_up,
+        gates,
+        ups,
         intermediate,
         out.stride(0),
-        gate_up.stride(0),
+        gates.stride(0),
+        ups.stride(0),
         BLOCK=block,
         GELU=activation == "gelu_tanh",
         num_warps=4,
@@ -136,11 +139,10 @@ def _gated(gate_up: Tensor, activation: GatedActivation, out: Tensor | None) -> 
         require_like("out", out, "gate_up", gate_up)
         require_dense_rows("out", out)
     if takes_triton(gate_up):
-        return gated_triton(
-            gate_up, activation=activation, out=gate_up.new_empty(tokens, width // 2) if out is None else out
-        )
+        out = gate_up.new_empty(tokens, width // 2) if out is None else out
+        return gated_triton(*gate_up.chunk(2, dim=-1), activation=activation, out=out)
     if takes_cpu_kernel(gate_up):
-        return _gated_on_cpu(gate_up, is_gelu=activation == "gelu_tanh", out=out)
+        return _gated_on_cpu(*gate_up.chunk(2, dim=-1), is_gelu=activation == "gelu_tanh", out=out)
     return gated_torch(gate_up, activation=activation, out=out)
 
 
@@ -178,13 +180,54 @@ def gelu_tanh_and_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _gated(gate_up, "gelu_tanh", out)
 
 
-def _gated_on_cpu(gate_up: Tensor, *, is_gelu: bool, out: Tensor | None) -> Tensor:
-    """Return activation(gate) * up, [rows, width], of gate_up [rows, 2 * width]."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+def gelu_tanh_gate_reference(x: Tensor, gate: Tensor) -> Tensor:
+    """`gelu_tanh(gate) * x` in plain fp32 PyTorch; arguments as for `gelu_tanh_gate`. Differentiable."""
+    return gelu_tanh_and_mul_reference(torch.cat([gate, x], dim=-1))
+
+
+def gelu_tanh_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Return `gelu_tanh(gate) * x`.
+
+    Args:
+        x: [tokens, width], fp32, bf16 or fp16; rows may be strided.
+        gate: like `x`; rows may be strided.
+
+    Returns:
+        [tokens, width].
+
+    Raises:
+        ValueError: a shape, device or stride does not fit.
+        TypeError: a dtype does not fit.
+    """
+    require_rank("x", x, "tokens, width")
+    require_float("x", x)
+    require_dense_rows("x", x)
+    require_shape("gate", gate, x.shape, "the shape of `x`")
+    require_like("gate", gate, "x", x)
+    require_dense_rows("gate", gate)
+    if takes_triton(x, gate):
+        return gated_triton(gate, x, activation="gelu_tanh", out=x.new_empty(x.shape))
+    if takes_cpu_kernel(x, gate):
+        return _gated_on_cpu(gate, x, is_gelu=True, out=None)
+    return activate_rows(gate, "gelu_tanh") * x
+
+
+def _gated_on_cpu(gates: Tensor, ups: Tensor, *, is_gelu: bool, out: Tensor | None) -> Tensor:
+    """Return activation(gates) * ups, [rows, width], of both [rows, width]."""
+    rows, width = gates.shape
     if out is None:
-        out = empty((rows, width), gate_up.dtype)
-    arguments = _GATED.pack(out.data_ptr(), out.stride(0), gate_up.data_ptr(), gate_up.stride(0), width, is_gelu)
-    run("gated", gate_up.dtype, rows, arguments, work=gate_up.numel())
+        out = empty((rows, width), gates.dtype)
+    arguments = _GATED.pack(
+        out.data_ptr(),
+        out.stride(0),
+        gates.data_ptr(),
+        gates.stride(0),
+        ups.data_ptr(),
+        ups.stride(0),
+        width,
+        is_gelu,
+    )
+    run("gated", gates.dtype, rows, arguments, work=2 * gates.numel())
     return out
 
 

@@ -5,7 +5,11 @@ A reference changes none of its arguments: where an op writes into a tensor, its
 
 from infer_kernels.attention.reference import paged_attention_reference
 from infer_kernels.embedding import embedding_quantized_reference, embedding_reference
-from infer_kernels.gated_activations import gelu_tanh_and_mul_reference, silu_and_mul_reference
+from infer_kernels.gated_activations import (
+    gelu_tanh_and_mul_reference,
+    gelu_tanh_gate_reference,
+    silu_and_mul_reference,
+)
 from infer_kernels.linear.fused_products import (
     gated_linear_reference,
     linear_add_norm_reference,
@@ -26,6 +30,7 @@ from infer_kernels.norm.norm_add_norm import norm_add_norm_reference
 from infer_kernels.norm.rms_norm import rms_norm_reference
 from infer_kernels.norm.rms_norm_of_gated import rms_norm_of_gated_reference
 from infer_kernels.norm.sharded_rms_norm import sharded_rms_norm_reference, sum_of_squares_reference
+from infer_kernels.qkv.q_norm_rope import q_norm_rope_reference
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
 from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
@@ -61,6 +66,7 @@ __all__ = [
     "gated_linear_reference",
     "gated_rms_norm_reference",
     "gelu_tanh_and_mul_reference",
+    "gelu_tanh_gate_reference",
     "greedy_reference",
     "kept_tokens_reference",
     "linear_add_norm_reference",
@@ -74,6 +80,7 @@ __all__ = [
     "norm_add_norm_reference",
     "norm_add_reference",
     "paged_attention_reference",
+    "q_norm_rope_reference",
     "qk_norm_rope_store_reference",
     "quantize_rows_fp8_reference",
     "resolve_token_ids_reference",

@@ -61,7 +61,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.covers("kv-cache/any-block-size", "kv-cache/head-groups", "kv-cache/head-dims")
 @parametrize_pairwise(
-    order=SOME_ORDERS, group=[1, 2, 3, 5, 8], head_dim=[16, 48, 64, 128, 256], block_size=[1, 5, 16, 64]
+    order=SOME_ORDERS, group=[1, 2, 3, 5, 8], head_dim=[16, 48, 64, 128, 256, 512], block_size=[1, 5, 16, 64]
 )
 def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int, order: str) -> None:
     batch = random_paged_batch(

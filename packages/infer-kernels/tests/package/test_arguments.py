@@ -154,7 +154,7 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         (rms_norm, "variant", "qwen", r"`variant` is 'qwen'; pass \"llama\" or \"gemma\""),
         (rms_norm, "out", torch.zeros(8, 3).T, r"`out` has stride 3"),
         (add_rms_norm, "residual", torch.zeros(2, 8), r"`residual` has shape \[2, 8\]; pass \[3, 8\]"),
-        (norm_add, "x", torch.zeros(2, 3, 8), r"`x` has shape \[2, 3, 8\]; pass \[tokens, hidden\]"),
+        (norm_add, "x", torch.zeros(2, 1, 3, 8), r"`x` has shape \[2, 1, 3, 8\]; pass \[tokens, hidden\]"),
         (norm_add, "residual", torch.zeros(2, 8), r"`residual` has shape \[2, 8\]; pass \[3, 8\]"),
         (norm_add, "weight", torch.zeros(9), r"`weight` has shape \[9\]; pass \[8\]"),
         (norm_add, "variant", "olmo", r"`variant` is 'olmo'; pass \"llama\" or \"gemma\""),
@@ -216,8 +216,8 @@ def test_wrong_value_is_named_with_its_fix(op: Callable[..., Any], name: str, va
     ("cache_shape", "message"),
     [
         ((5, 2, 8, 16), r"`k_cache` has blocks of 8 tokens but `plan` of 4"),
-        ((5, 2, 4, 24), r"`q` has head_dim 24; pass a multiple of 16 from 16 to 256"),
-        ((5, 2, 4, 272), r"`q` has head_dim 272; pass a multiple of 16 from 16 to 256"),
+        ((5, 2, 4, 24), r"`q` has head_dim 24; pass a multiple of 16 from 16 to 512"),
+        ((5, 2, 4, 528), r"`q` has head_dim 528; pass a multiple of 16 from 16 to 512"),
     ],
 )
 def test_paged_attention_refuses_shapes_that_no_kernel_takes(cache_shape: tuple[int, ...], message: str) -> None:

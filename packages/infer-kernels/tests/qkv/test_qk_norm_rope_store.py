@@ -214,7 +214,7 @@ def test_one_launch_that_spills_nothing(
 ) -> None:
     q_heads, kv_heads, head_dim = heads
     log = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
-    assert [launch.name for launch in log.launches] == ["_qk_norm_rope_store_kernel"]
+    assert [launch.name for launch in log.launches] == ["qk_norm_rope_store_kernel"]
     (kernel,) = log.compiled
     assert kernel.spilled_bytes == 0
     # Halves of heads move 16 bytes at a time.

@@ -21,6 +21,7 @@ class AttentionSpec:
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None attends to all before it.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
+        is_shared: later layers attend to this one's keys and values, by `KVCacheView.attend_shared`.
     """
 
     q_heads: int
@@ -29,6 +30,7 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    is_shared: bool = False
 
 
 class KVCacheView(Protocol):
@@ -54,6 +56,28 @@ class KVCacheView(Protocol):
             norm: norms each head of queries and keys; None leaves them.
             sinks: [q_heads], of the dtype of `qkv`: one more score of each query head, neither scaled nor capped, whose
                 value is zero; None: no such score.
+
+        Returns:
+            [tokens, q_heads, head_dim].
+        """
+
+    def attend_shared(
+        self,
+        layer: int,
+        q: "Tensor",
+        spec: AttentionSpec,
+        *,
+        rotary: "Rotary | None" = None,
+        norm: "QKNorm | None" = None,
+    ) -> "Tensor":
+        """Prepare this step's queries, then attend to the keys and values of an earlier layer; nothing is stored.
+
+        Args:
+            layer: index of the layer that has attended in this step, and whose `AttentionSpec.is_shared` is set.
+            q: [tokens, q_heads, head_dim].
+            spec: the attention of the layer that asks.
+            rotary: as for `attend`.
+            norm: as for `attend`; its `k_weight` is not used.
 
         Returns:
             [tokens, q_heads, head_dim].

@@ -35,11 +35,11 @@ class CausalLM(nn.Module):
             that the model computes have the same.
         num_parameters: weights of the whole model, tied ones counted once.
         ignored_tensors: patterns (as of `fnmatch`) of names that checkpoints of the family, unlike others, carry
-            needlessly.
+            needlessly; some models of a family have more of them than others.
         stored_names: parts of names, between dots, for which checkpoints of the family have others.
     """
 
-    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+    ignored_tensors: tuple[str, ...] = ()
     stored_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:

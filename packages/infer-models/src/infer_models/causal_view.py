@@ -16,6 +16,7 @@ from infer_kernels import (
     gated_convolution,
     gated_delta_rule,
     mamba2_scan,
+    q_norm_rope,
     rms_norm,
 )
 from infer_models.attention import AttentionSpec
@@ -31,6 +32,7 @@ class CausalView:
     def __init__(self, seq_lens: Sequence[int] | None = None) -> None:
         """Take the batch as sequences of `seq_lens` tokens, or as one sequence."""
         self._seq_lens = None if seq_lens is None else list(seq_lens)
+        self._shared: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(
         self,
@@ -47,19 +49,32 @@ class CausalView:
         Raises:
             ValueError: the sequences' lengths do not add up to the tokens of `qkv`.
         """
-        del layer
-        lengths = self._lengths(qkv)
         q, k, v = torch.split(qkv, [spec.q_heads, spec.kv_heads, spec.kv_heads], dim=1)
         if norm is not None:
             q = rms_norm(q, norm.q_weight, norm.eps, variant=norm.variant)
             k = rms_norm(k, norm.k_weight, norm.eps, variant=norm.variant)
         if rotary is not None:
             q, k = apply_rope(q, k, rotary.position_ids, rotary.cos_sin)
-        attended = [
-            causal_attention(*rows, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks)
-            for rows in zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
-        ]
-        return attended[0] if len(attended) == 1 else torch.cat(attended)
+        if spec.is_shared:
+            self._shared[layer] = k, v
+        return self._attended(q, k, v, spec, sinks)
+
+    def attend_shared(
+        self,
+        layer: int,
+        q: Tensor,
+        spec: AttentionSpec,
+        *,
+        rotary: Rotary | None = None,
+        norm: QKNorm | None = None,
+    ) -> Tensor:
+        """Attend to the keys and values of `layer`, whose rows are those of q [tokens, q_heads, head_dim].
+
+        Raises:
+            ValueError: as `attend`.
+        """
+        k, v = self._shared[layer]
+        return self._attended(q_norm_rope(q, rotary=rotary, norm=norm), k, v, spec, None)
 
     def convolve(
         self,
@@ -126,6 +141,15 @@ class CausalView:
             num_groups=spec.num_groups,
             time_step_limit=spec.time_step_limit,
         )
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        """Return each sequence's attention."""
+        lengths = self._lengths(q)
+        attended = [
+            causal_attention(*rows, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks)
+            for rows in zip(*(torch.split(x, lengths) for x in (q, k, v)), strict=True)
+        ]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _lengths(self, x: Tensor) -> list[int]:
         """Return the sequences' lengths, which the rows of `x` are."""

@@ -126,7 +126,8 @@ def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
 
 
 def _divides(config: ModelConfig, size: int) -> bool:
-    kv_heads_divide = config.kv_heads % size == 0 or size % config.kv_heads == 0
+    counts = {spec.kv_heads for spec in config.attention_specs}
+    kv_heads_divide = all(count % size == 0 or size % count == 0 for count in counts)
     whole_parts = config.q_heads % size == 0 and config.intermediate_size % size == 0
     return kv_heads_divide and whole_parts and config.vocab_size >= size
 

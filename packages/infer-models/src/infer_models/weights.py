@@ -231,6 +231,46 @@ class FusedWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedWeight:
+    """A tensor of a checkpoint that is several parts of a packed parameter, which hold the same.
+
+    Attributes:
+        parts: the parts.
+    """
+
+    parts: Sequence[StoredWeight]
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor."""
+        return self.parts[0].shape
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers that the checkpoint's tensor holds."""
+        return math.prod(self.shape)
+
+    @property
+    def target(self) -> Tensor | QuantizedWeight:
+        """The first part."""
+        return self.parts[0].target
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return this rank's rows of `whole`, the checkpoint's tensor, once."""
+        return self.parts[0].of(whole)
+
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
+        """Copy `whole`, the checkpoint's tensor, into every part."""
+        for part in self.parts:
+            part.fill(whole)
+
+    def stored(self) -> Tensor:
+        """Return the first part."""
+        return self.parts[0].stored()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArrangedWeight:
     """A tensor of a checkpoint whose items, along the first dimension, have their elements in another order.
 

@@ -74,7 +74,12 @@ def ops_of(
     attentions = [calls[index].arguments for index in attends]
     specs = [each["spec"] for each in attentions] or config.attention_specs
     before_attention = [_since_product(calls[:index]) for index in attends]
-    of_heads = [call for section in before_attention for call in section[1:] if call.op in _NORMS]
+    of_heads = [
+        call
+        for section in before_attention
+        for call in section[1:]
+        if call.op in _NORMS and call.arguments["x"].dim() == 2  # not of each head, as values are in Gemma 4
+    ]
     norms = [call for call in calls if call.op in _NORMS and call not in of_heads]
     qk_norms = [each["norm"] for each in attentions if each["norm"] is not None]
     rotary_dims = [each["rotary"].cos_sin.shape[1] for each in attentions if each["rotary"] is not None]
@@ -288,8 +293,17 @@ class _RecordingView:
         self, layer: int, xbc: Tensor, dt: Tensor, spec: ScanSpec, *, a_log: Tensor, d: Tensor, dt_bias: Tensor
     ) -> Tensor:
         """Return the inputs in place of the results, [tokens, heads * head_dim]."""
-        self._calls.append(OpCall(_SCAN, {"layer": layer, "spec": spec, "dt": dt}))
+        self._calls.append(
+            OpCall(_SCAN, {"layer": layer, "spec": spec, "dt": dt, "a_log": a_log, "d": d, "dt_bias": dt_bias})
+        )
         return xbc[:, : spec.inner_size]
+
+    def attend_shared(
+        self, layer: int, q: Tensor, spec: AttentionSpec, *, rotary: Rotary | None = None, norm: QKNorm | None = None
+    ) -> Tensor:
+        """Return the queries; the checks of the layer that stores the keys are those of this one too."""
+        del layer, spec, rotary, norm
+        return q
 
 
 @contextmanager

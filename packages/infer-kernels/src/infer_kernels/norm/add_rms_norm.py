@@ -106,9 +106,11 @@ def add_rms_norm_triton(
     return out, residual_out
 
 
-def check_residual(x: Tensor, residual: Tensor, out: Tensor | None, residual_out: Tensor | None) -> None:
-    """Raise unless `x` is [tokens, hidden] and `residual` and the outputs are like it."""
-    if x.dim() != 2:
+def check_residual(
+    x: Tensor, residual: Tensor, out: Tensor | None, residual_out: Tensor | None, *, dims: tuple[int, ...] = (2,)
+) -> None:
+    """Raise unless `x` is [tokens, hidden], or of one of `dims` dimensions, and `residual` and the outputs like it."""
+    if x.dim() not in dims:
         raise ValueError(f"`x` has shape {list(x.shape)}; pass [tokens, hidden]")
     require_shape("residual", residual, x.shape, "the shape of `x`")
     require_like("residual", residual, "x", x)
@@ -117,6 +119,13 @@ def check_residual(x: Tensor, residual: Tensor, out: Tensor | None, residual_out
         require_out("out", out, "x", x)
     if residual_out is not None:
         require_out("residual_out", residual_out, "x", x)
+
+
+def check_scale(x: Tensor, scale: Tensor | None) -> None:
+    """Raise unless `scale` is one number that can multiply `x`, or None."""
+    if scale is not None:
+        require_shape("scale", scale, (1,), "one number for all rows")
+        require_like("scale", scale, "x", x)
 
 
 def add_rms_norm(

@@ -10,68 +10,53 @@ from torch import Tensor
 
 from infer_kernels.cpu.calls import empty, run
 
-_NORM = Struct("PqPqPPqPqPqdq")
+_NORM = Struct("PqqPqqPPqqPqqPPqqdq")
 
 
 def norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     *,
     is_gemma: bool,
     residual: Tensor | None = None,
     post_weight: Tensor | None = None,
+    scale: Tensor | None = None,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (the normalized rows, the residual stream) of x [rows, hidden]; see `norm` in `csrc/rows.cpp`.
+    """Return (the normalized rows, the residual stream) of x [rows, hidden] or [rows, heads, hidden].
 
-    Without a residual the second is `x`.
+    See `norm` in `csrc/rows.cpp`. Without a residual the second is `x`; without a weight the first is the second.
     """
-    rows, hidden = x.shape
-    if out is None:
-        out = empty(x.shape, x.dtype)
     total = x
     if residual is not None:
         total = empty(x.shape, x.dtype) if residual_out is None else residual_out
-    arguments = _NORM.pack(
-        out.data_ptr(),
-        out.stride(0),
-        x.data_ptr(),
-        x.stride(0),
-        weight.data_ptr(),
-        0 if residual is None else residual.data_ptr(),
-        0 if residual is None else residual.stride(0),
-        total.data_ptr(),
-        total.stride(0),
-        0 if post_weight is None else post_weight.data_ptr(),
-        hidden,
-        eps,
-        is_gemma,
-    )
-    run("norm", x.dtype, rows, arguments, work=x.numel())
-    return out, total
-
-
-def norm_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, is_gemma: bool, out: Tensor | None) -> Tensor:
-    """Return the residual stream after x [rows, hidden] is normalized and added; half of `norm` in `csrc/rows.cpp`."""
-    rows, hidden = x.shape
-    if out is None:
+    if weight is not None and out is None:
         out = empty(x.shape, x.dtype)
     arguments = _NORM.pack(
-        0,
-        0,
-        x.data_ptr(),
-        x.stride(0),
-        0,
-        residual.data_ptr(),
-        residual.stride(0),
-        out.data_ptr(),
-        out.stride(0),
-        weight.data_ptr(),
-        hidden,
+        *_rows_of(out),
+        *_rows_of(x),
+        _address(weight),
+        *_rows_of(residual),
+        *_rows_of(total),
+        _address(post_weight),
+        _address(scale),
+        x.shape[1] if x.dim() == 3 else 1,
+        x.shape[-1],
         eps,
         is_gemma,
     )
-    run("norm", x.dtype, rows, arguments, work=x.numel())
-    return out
+    run("norm", x.dtype, len(x), arguments, work=x.numel())
+    return total if out is None else out, total
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _rows_of(tensor: Tensor | None) -> tuple[int, int, int]:
+    """Return the address of rows, and their strides from row to row and from head to head."""
+    if tensor is None:
+        return 0, 0, 0
+    return tensor.data_ptr(), tensor.stride(0), tensor.stride(1) if tensor.dim() == 3 else 0

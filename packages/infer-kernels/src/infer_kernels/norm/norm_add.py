@@ -1,11 +1,11 @@
 """RMSNorm, then residual add, in one pass: what follows a sublayer in OLMo 2 and 3.
 
-    new_residual = residual + rms_norm(x, weight)
+    new_residual = residual + rms_norm(x, weight)        (times `scale`, where one is given)
 
 Bytes moved: x and residual read, new_residual written: 3 * tokens * hidden * itemsize (unfused: 5).
 
 Precision: the norm has the rounding of its variant (see `rms_norm`); the sum is taken in fp32 of rounded operands and
-rounded to the dtype of `x`. So the result is what two separate ops give.
+rounded to the dtype of `x`; so is its product with the scale. So the result is what separate ops give.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -18,7 +18,7 @@ from torch import Tensor
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
 from infer_kernels.norm import cpu
-from infer_kernels.norm.add_rms_norm import check_residual
+from infer_kernels.norm.add_rms_norm import check_residual, check_scale
 from infer_kernels.norm.rms_norm import (
     NormVariant,
     check_norm,
@@ -31,11 +31,18 @@ from infer_kernels.norm.rms_norm import (
 
 
 def norm_add_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, variant: NormVariant = "llama"
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    variant: NormVariant = "llama",
+    scale: Tensor | None = None,
 ) -> Tensor:
     """Return the new residual in plain fp32 PyTorch; arguments as for `norm_add`. Differentiable."""
     normalized = rms_norm_reference(x, weight, eps, variant=variant)
-    return (residual.float() + normalized.float()).to(x.dtype)
+    total = (residual.float() + normalized.float()).to(x.dtype)
+    return total if scale is None else total * scale
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -44,6 +51,7 @@ def _norm_add_kernel(
     x: tl.tensor,  # [tokens, hidden]
     residual: tl.tensor,  # [tokens, hidden]
     weight: tl.tensor,  # [hidden]
+    scale: tl.tensor,  # [1], or None
     eps: tl.tensor,
     tokens: tl.tensor,
     hidden: tl.tensor,
@@ -60,16 +68,25 @@ def _norm_add_kernel(
     mask = (row < tokens) & in_row[None, :]
     values = tl.load(x + row * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
     carried = tl.load(residual + row * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    scale = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
-    normalized = normalize_tile(values, scale, eps, hidden, out.dtype.element_ty, GEMMA)
+    weights = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
+    normalized = normalize_tile(values, weights, eps, hidden, out.dtype.element_ty, GEMMA)
     total = (carried + normalized.to(tl.float32)).to(out.dtype.element_ty)
+    if scale is not None:
+        total = (total.to(tl.float32) * tl.load(scale).to(tl.float32)).to(out.dtype.element_ty)
     tl.store(out + row * out_stride + column[None, :], total, mask=mask)
 
 
 def norm_add_triton(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, variant: NormVariant, out: Tensor
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    variant: NormVariant,
+    scale: Tensor | None,
+    out: Tensor,
 ) -> Tensor:
-    """Launch the kernel; arguments as for `norm_add`, unchecked."""
+    """Launch the kernel; arguments as for `norm_add` of rows [tokens, hidden], unchecked."""
     tokens, hidden = x.shape
     if tokens == 0:
         return out
@@ -79,6 +96,7 @@ def norm_add_triton(
         x,
         residual,
         weight,
+        scale,
         eps,
         tokens,
         hidden,
@@ -101,16 +119,18 @@ def norm_add(
     eps: float,
     *,
     variant: NormVariant = "llama",
+    scale: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Normalize a sublayer's output and add it to the residual stream.
 
     Args:
-        x: [tokens, hidden], fp32, bf16 or fp16: what the sublayer gave.
+        x: [tokens, hidden] or [tokens, heads, hidden], fp32, bf16 or fp16: what the sublayer gave.
         residual: like `x`.
         weight: [hidden], of the dtype and device of `x`: the sublayer's output norm.
         eps: added to the mean square.
         variant: as for `rms_norm`.
+        scale: [1], of the dtype and device of `x`, multiplies the sum; None: it stays.
         out: like `x`, takes the sum; may be `x` or `residual`.
 
     Returns:
@@ -122,10 +142,19 @@ def norm_add(
     """
     check_norm(x, weight)
     check_variant(variant)
-    check_residual(x, residual, out, None)
+    check_residual(x, residual, out, None, dims=(2, 3))
+    check_scale(x, scale)
     if takes_triton(x, residual, weight):
         out = torch.empty_like(x) if out is None else out
-        return norm_add_triton(x, residual, weight, eps, variant=variant, out=out)
+        rows = [each if x.dim() == 2 else each.view(-1, x.shape[-1]) for each in (x, residual, out)]
+        norm_add_triton(rows[0], rows[1], weight, eps, variant=variant, scale=scale, out=rows[2])
+        return out
     if takes_cpu_kernel(x, residual, weight):
-        return cpu.norm_add(x, residual, weight, eps, is_gemma=variant == "gemma", out=out)
-    return torch.add(residual, rms_norm_torch(x, weight, eps, variant=variant), out=out)
+        is_gemma = variant == "gemma"
+        return cpu.norm(
+            x, None, eps, is_gemma=is_gemma, residual=residual, post_weight=weight, scale=scale, residual_out=out
+        )[1]
+    normalized = rms_norm_torch(x, weight, eps, variant=variant)
+    if scale is None:
+        return torch.add(residual, normalized, out=out)
+    return torch.mul(residual + normalized, scale, out=out)

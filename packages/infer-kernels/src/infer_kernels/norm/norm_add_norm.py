@@ -1,12 +1,13 @@
 """RMSNorm, residual add, RMSNorm, in one pass: the sandwich of Gemma 3.
 
-    new_residual = residual + rms_norm(x, post_weight)
+    new_residual = residual + rms_norm(x, post_weight)       (times `scale`, where one is given)
     normalized       = rms_norm(new_residual, next_weight)
 
 Bytes moved: x and residual read, new_residual and normalized written: 4 * tokens * hidden * itemsize (unfused: 7).
 
 Precision: each norm has the rounding of its variant (see `rms_norm`); the sum is taken in fp32 of rounded operands and
-rounded to the dtype of `x`; the second norm reads the rounded sum. So the result is what three separate ops give.
+rounded to the dtype of `x`, as is its product with the scale; the second norm reads the rounded sum. So the result is
+what separate ops give.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -19,7 +20,7 @@ from torch import Tensor
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
 from infer_kernels.norm import cpu
-from infer_kernels.norm.add_rms_norm import check_residual
+from infer_kernels.norm.add_rms_norm import check_residual, check_scale
 from infer_kernels.norm.rms_norm import (
     NormVariant,
     check_norm,
@@ -39,10 +40,13 @@ def norm_add_norm_reference(
     eps: float,
     *,
     variant: NormVariant = "gemma",
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(normalized, new_residual) in plain fp32 PyTorch; arguments as for `norm_add_norm`. Differentiable."""
     post = rms_norm_reference(x, post_weight, eps, variant=variant)
     new_residual = (residual.float() + post.float()).to(x.dtype)
+    if scale is not None:
+        new_residual = new_residual * scale
     return rms_norm_reference(new_residual, next_weight, eps, variant=variant), new_residual
 
 
@@ -54,6 +58,7 @@ def _norm_add_norm_kernel(
     residual: tl.tensor,  # [tokens, hidden]
     post_weight: tl.tensor,  # [hidden]
     next_weight: tl.tensor,  # [hidden]
+    scale: tl.tensor,  # [1], or None
     eps: tl.tensor,
     tokens: tl.tensor,
     hidden: tl.tensor,
@@ -74,6 +79,8 @@ def _norm_add_norm_kernel(
     post = normalize_tile(values, post_scale, eps, hidden, out.dtype.element_ty, GEMMA)
     carried = tl.load(residual + row * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
     total = (carried + post.to(tl.float32)).to(residual_out.dtype.element_ty)
+    if scale is not None:
+        total = (total.to(tl.float32) * tl.load(scale).to(tl.float32)).to(residual_out.dtype.element_ty)
     tl.store(residual_out + row * residual_out_stride + column[None, :], total, mask=mask)
     next_scale = tl.load(next_weight + column, mask=in_row, other=0.0).to(tl.float32)
     normalized = normalize_tile(total.to(tl.float32), next_scale, eps, hidden, out.dtype.element_ty, GEMMA)
@@ -88,6 +95,7 @@ def norm_add_norm_triton(
     eps: float,
     *,
     variant: NormVariant,
+    scale: Tensor | None,
     out: Tensor,
     residual_out: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -103,6 +111,7 @@ def norm_add_norm_triton(
         residual,
         post_weight,
         next_weight,
+        scale,
         eps,
         tokens,
         hidden,
@@ -127,6 +136,7 @@ def norm_add_norm(
     eps: float,
     *,
     variant: NormVariant = "gemma",
+    scale: Tensor | None = None,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -139,6 +149,7 @@ def norm_add_norm(
         next_weight: like `post_weight`: the input norm of what comes next.
         eps: added to both mean squares.
         variant: variant of both norms, as for `rms_norm`.
+        scale: [1], of the dtype and device of `x`, multiplies the sum; None: it stays.
         out: like `x`, takes the normalized rows; may be `x`.
         residual_out: like `x`, takes the sum; may be `residual`.
 
@@ -153,6 +164,7 @@ def norm_add_norm(
     check_norm(x, next_weight, "next_weight")
     check_variant(variant)
     check_residual(x, residual, out, residual_out)
+    check_scale(x, scale)
     if takes_triton(x, residual, post_weight, next_weight):
         return norm_add_norm_triton(
             x,
@@ -161,6 +173,7 @@ def norm_add_norm(
             next_weight,
             eps,
             variant=variant,
+            scale=scale,
             out=torch.empty_like(x) if out is None else out,
             residual_out=torch.empty_like(x) if residual_out is None else residual_out,
         )
@@ -172,9 +185,13 @@ def norm_add_norm(
             is_gemma=variant == "gemma",
             residual=residual,
             post_weight=post_weight,
+            scale=scale,
             out=out,
             residual_out=residual_out,
         )
     post = rms_norm_torch(x, post_weight, eps, variant=variant)
-    new_residual = torch.add(residual, post, out=residual_out)
+    if scale is None:
+        new_residual = torch.add(residual, post, out=residual_out)
+    else:
+        new_residual = torch.mul(residual + post, scale, out=residual_out)
     return rms_norm_torch(new_residual, next_weight, eps, variant=variant, out=out), new_residual

@@ -189,7 +189,7 @@ def rms_norm(
         require_out("out", out, "x", x)
     if takes_triton(x, weight):
         return rms_norm_triton(x, weight, eps, variant=variant, out=torch.empty_like(x) if out is None else out)
-    if x.dim() == 2 and takes_cpu_kernel(x, weight):
+    if x.dim() in (2, 3) and takes_cpu_kernel(x, weight):
         return cpu.norm(x, weight, eps, is_gemma=variant == "gemma", out=out)[0]
     return rms_norm_torch(x, weight, eps, variant=variant, out=out)
 

@@ -1,6 +1,7 @@
 """Queries, keys and values between a projection and attention: QK-norm, rotation, the KV write. Knows no sequence."""
 
 from infer_kernels.qkv.kv_codes import KVScales, row_width
+from infer_kernels.qkv.q_norm_rope import q_norm_rope
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.qkv.rope import apply_rope
 from infer_kernels.qkv.rope_batched import apply_rope_batched
@@ -14,6 +15,7 @@ __all__ = [
     "Rotary",
     "apply_rope",
     "apply_rope_batched",
+    "q_norm_rope",
     "qk_norm_rope_store",
     "row_width",
     "store_kv",

@@ -121,7 +121,7 @@ def _prepare_heads(
 
 
 @triton.jit(do_not_specialize=["q_rows", "kv_rows"], do_not_specialize_on_alignment=["slots", "position_ids"])
-def _qk_norm_rope_store_kernel(
+def qk_norm_rope_store_kernel(
     out: tl.tensor,  # [tokens, q_heads, head_dim]
     k_cache: tl.tensor,  # [blocks, kv_heads, block_size, head_dim]
     v_cache: tl.tensor,  # the same shape
@@ -247,7 +247,7 @@ def qk_norm_rope_store_triton(
     kv_rows = tokens * kv_heads
     block_half = next_power_of_2(head_dim // 2)
     rows = max(1, 1024 // block_half)
-    _qk_norm_rope_store_kernel[(cdiv(q_rows, rows) + cdiv(kv_rows, rows),)](
+    qk_norm_rope_store_kernel[(cdiv(q_rows, rows) + cdiv(kv_rows, rows),)](
         q,
         k_cache,
         v_cache,

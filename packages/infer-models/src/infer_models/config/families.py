@@ -24,6 +24,7 @@ from infer_models.config.decoder_fields import (
     with_multipliers,
     with_windows,
 )
+from infer_models.config.gemma4_family import GEMMA4
 from infer_models.config.hybrid_families import HYBRID_FAMILIES
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.mamba_families import MAMBA_FAMILIES
@@ -336,6 +337,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             build="infer_models.families.gemma3:Gemma3",
             defaults=default_sizes(262208, 2304, 9216, 26, 8, 4, 131072),
         ),
+        "gemma4_text": GEMMA4,
         "gpt_oss": Family(
             read=read_gpt_oss,
             build="infer_models.families.gpt_oss:GptOss",

@@ -60,6 +60,21 @@ class MambaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerHeads:
+    """Keys and values of a layer, where layers differ.
+
+    Attributes:
+        kv_heads: key and value heads.
+        head_dim: elements of a head, of queries too.
+        are_values_keys: values are the keys before norm and rotation: checkpoints have no projection of their own.
+    """
+
+    kv_heads: int
+    head_dim: int
+    are_values_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueryScaling:
     """Queries grow with their position, in steps: `1 + beta * ln(1 + position // original_max_position_embeddings)`.
 
@@ -84,8 +99,13 @@ class ModelConfig:
         q_heads: query heads of a layer.
         kv_heads: key and value heads of a layer; `q_heads` is a multiple of it.
         head_dim: elements of a head, not always `hidden_size / q_heads`; a multiple of 16, as kernels need.
+        layer_heads: keys and values of each layer; empty: all have `kv_heads` heads of `head_dim` elements.
+        kv_layers: the layer to whose keys and values each layer attends: its own, or an earlier one's, and then it has
+            none; empty: all have their own.
         stored_head_dim: elements of a head in checkpoints; those after them are zeros. None: `head_dim`.
         intermediate_size: elements inside a layer's MLP.
+        intermediate_sizes: the same of each layer; empty: all have `intermediate_size`.
+        per_layer_input_size: elements of the embedding that each layer has of each token; None: they have none.
         max_position_embeddings: the longest sequence, in tokens, as far as scalings of positions lengthen it.
         norm_eps: added to the mean square, or the variance, inside the norms.
         dtype: dtype of the checkpoint's weights: `float32`, `bfloat16` or `float16`.
@@ -138,6 +158,10 @@ class ModelConfig:
     wrapper: str | None = None
     quantization: QuantizationConfig | None = None
     stored_head_dim: int | None = None
+    layer_heads: tuple[LayerHeads, ...] = ()
+    kv_layers: tuple[int, ...] = ()
+    intermediate_sizes: tuple[int, ...] = ()
+    per_layer_input_size: int | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
@@ -166,17 +190,33 @@ class ModelConfig:
         """Return whether the layer of that index has keys and values; else it has a state."""
         return not self.states or self.states[layer] is None
 
+    def has_cache(self, layer: int) -> bool:
+        """Return whether the layer of that index has keys and values of its own."""
+        return self.attends(layer) and self.kv_layer(layer) == layer
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer to whose keys and values the layer of that index attends."""
+        return self.kv_layers[layer] if self.kv_layers else layer
+
+    def heads_of(self, layer: int) -> LayerHeads:
+        """Return the keys and values of the layer of that index."""
+        if self.layer_heads:
+            return self.layer_heads[layer]
+        return LayerHeads(kv_heads=self.kv_heads, head_dim=self.head_dim)
+
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
         """Each layer's attention."""
+        shared = {kv_layer for layer, kv_layer in enumerate(self.kv_layers) if kv_layer != layer}
         return tuple(
             AttentionSpec(
                 q_heads=self.q_heads,
-                kv_heads=self.kv_heads,
-                head_dim=self.head_dim,
+                kv_heads=self.heads_of(layer).kv_heads,
+                head_dim=self.heads_of(layer).head_dim,
                 scale=self.attention_scale,
                 window=window,
                 soft_cap=self.attention_soft_cap,
+                is_shared=layer in shared,
             )
-            for window in self.windows
+            for layer, window in enumerate(self.windows)
         )

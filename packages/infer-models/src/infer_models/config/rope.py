@@ -47,6 +47,29 @@ class NoScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalScaling:
+    """The first frequencies of a head, those of its fastest pairs, divided by `factor`; the others are 0.
+
+    Pairs are those of the whole head, and so are the frequencies: what is not rotated ends each half.
+    """
+
+    num_rotated: int
+    factor: float
+    short_length: ClassVar[None] = None
+
+    @property
+    def attention_factor(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    def frequencies(self, periods: "Tensor", *, theta: float, is_long: bool) -> "Tensor":
+        """Return the frequencies; see `RopeScaling`."""
+        del theta, is_long
+        rotates = periods.new_tensor(range(len(periods))) < self.num_rotated
+        return 1.0 / periods / self.factor * rotates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
     """Positions squeezed: every frequency is divided by `factor`."""
 

@@ -18,6 +18,7 @@ from infer_models.config.rope import (
     Llama3Scaling,
     LongRopeScaling,
     NoScaling,
+    ProportionalScaling,
     RopeParameters,
     RopeScaling,
     YarnScaling,
@@ -81,7 +82,7 @@ def read_rope(
 
 
 def read_full_and_sliding_rope(
-    config: JsonFields, *, head_dim: int, full_theta: float, sliding_theta: float
+    config: JsonFields, *, head_dim: int, full_theta: float, sliding_theta: float, full_head_dim: int | None = None
 ) -> tuple[RopeParameters, RopeParameters]:
     """Read the tables of full and of sliding-window layers; as `transformers` 4 writes it, only full ones are scaled.
 
@@ -90,11 +91,12 @@ def read_full_and_sliding_rope(
         head_dim: elements of a head.
         full_theta: the family's default for full layers.
         sliding_theta: the family's default for sliding layers, where `rope_local_base_freq` is not set.
+        full_head_dim: elements of a head of full layers; None: `head_dim`.
 
     Raises:
         CheckpointError: as `read_rope`.
     """
-    full = read_rope(config, head_dim=head_dim, default_theta=full_theta)
+    full = read_rope(config, head_dim=full_head_dim or head_dim, default_theta=full_theta)
     sliding_theta = config.number("rope_local_base_freq", sliding_theta)
     sliding = config.nested(_NEWER).nested(_SLIDING)
     return full, _read_parameters(sliding, config, head_dim=head_dim, default_theta=sliding_theta)
@@ -124,13 +126,16 @@ def _read_parameters(fields: JsonFields, config: JsonFields, *, head_dim: int, d
         raise holder.invalid("partial_rotary_factor", f"a share of head_dim = {head_dim} that is an even number")
     kind = "rope_type" if "rope_type" in fields else "type"
     name = fields.text(kind, "default")
+    if name == "proportional":
+        scaling = ProportionalScaling(num_rotated=rotary_dim // 2, factor=fields.number("factor", 1.0))
+        return RopeParameters(theta=fields.number("rope_theta", default_theta), scaling=scaling)
     if name == "mrope":  # of texts, all of whose positions are one number
         name = "default"
     if name in ("su", "yarn") and "long_factor" in fields:  # names of LongRoPE in early files
         name = "longrope"
     read = _SCALINGS.get(name)
     if read is None:
-        raise fields.invalid(kind, "one of " + ", ".join(f"`{known}`" for known in _SCALINGS))
+        raise fields.invalid(kind, "one of " + ", ".join(f"`{known}`" for known in (*_SCALINGS, "proportional")))
     return RopeParameters(
         theta=fields.number("rope_theta", default_theta),
         scaling=read(fields, config, rotary_dim),

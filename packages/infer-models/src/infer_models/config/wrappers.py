@@ -8,6 +8,7 @@ from infer_models.config.json_fields import JsonFields
 WRAPPERS: Mapping[str, str] = MappingProxyType(
     {
         "gemma3": "gemma3_text",
+        "gemma4": "gemma4_text",
         "mistral3": "mistral",
         "llava": "llama",
         "qwen3_5": "qwen3_5_text",

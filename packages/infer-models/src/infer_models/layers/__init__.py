@@ -19,6 +19,7 @@ from infer_models.layers.parameters import (
 )
 from infer_models.layers.rotary import RotaryTable, RotaryTables
 from infer_models.layers.shared_expert import SharedExpertMLP
+from infer_models.layers.shared_kv_attention import SharedKVAttention
 from infer_models.layers.sublayer import Sublayer
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "RowParallelLinear",
     "ShardedLayer",
     "SharedExpertMLP",
+    "SharedKVAttention",
     "SinkAttention",
     "SparseMLP",
     "Sublayer",

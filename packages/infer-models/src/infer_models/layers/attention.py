@@ -39,15 +39,21 @@ class Attention(Sublayer):
         self.layer = layer
         padding = head_padding(config)
         qkv_bias, output_bias = qkv_bias or config.attention_bias, output_bias or config.attention_bias
-        self.spec = factory.shard.attention_spec(config.attention_specs[layer])
-        q_heads = factory.shard.divide(config.q_heads, unit=config.head_dim)
-        kv_heads = factory.shard.divide(config.kv_heads, unit=config.head_dim)
-        parts = {"q_proj": q_heads, "k_proj": kv_heads, "v_proj": kv_heads}
+        whole, heads = config.attention_specs[layer], config.heads_of(layer)
+        self.spec = factory.shard.attention_spec(whole)
+        q_heads = factory.shard.divide(whole.q_heads, unit=whole.head_dim)
+        kv_heads = factory.shard.divide(whole.kv_heads, unit=whole.head_dim)
         self.qkv_proj = PackedLinear(
-            factory, config.hidden_size, parts, bias=qkv_bias, is_fused=is_fused, padding=padding
+            factory,
+            config.hidden_size,
+            {"q_proj": q_heads, "k_proj": kv_heads, "v_proj": kv_heads},
+            bias=qkv_bias,
+            is_fused=is_fused,
+            padding=padding,
+            copies={"v_proj": "k_proj"} if heads.are_values_keys else None,
         )
         self.o_proj = RowParallelLinear(
-            factory, q_heads.total, config.hidden_size, bias=output_bias, unit=config.head_dim, padding=padding
+            factory, q_heads.total, config.hidden_size, bias=output_bias, unit=whole.head_dim, padding=padding
         )
 
     def forward(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
@@ -109,8 +115,8 @@ class QKNormAttention(Attention):
     ) -> None:
         """Attend as `config` says for layer `layer`; the norms are of `variant`."""
         super().__init__(config, factory, layer)
-        self.q_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant=variant)
-        self.k_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant=variant)
+        self.q_norm = RMSNorm(factory, self.spec.head_dim, config.norm_eps, variant=variant)
+        self.k_norm = RMSNorm(factory, self.spec.head_dim, config.norm_eps, variant=variant)
         # Weights are loaded and moved in place, so `qk_norm` keeps sharing those of the two norms.
         self.qk_norm = QKNorm(
             q_weight=self.q_norm.weight, k_weight=self.k_norm.weight, eps=config.norm_eps, variant=variant

@@ -16,7 +16,15 @@ from infer_models.layers.parameters import (
     own_weights,
 )
 from infer_models.tensor_parallel import Share
-from infer_models.weights import FusedWeight, PaddedWeight, Padding, StoredWeight, WeightSlice, split_rows
+from infer_models.weights import (
+    FusedWeight,
+    PaddedWeight,
+    Padding,
+    RepeatedWeight,
+    StoredWeight,
+    WeightSlice,
+    split_rows,
+)
 
 
 class LinearBase(ShardedLayer):
@@ -118,6 +126,7 @@ class PackedLinear(LinearBase):
         parts: the rows of each part, by its name in checkpoints, in the order of the outputs. A checkpoint has each
             part as a layer of its own, in the place of this one.
         is_fused: checkpoints have all parts as one layer, with this one's name.
+        copies: parts that checkpoints do not have, as they have the rows of another part. Not with `is_fused`.
         padding: rows that checkpoints do not have; None: they have all. Not with `is_fused`.
     """
 
@@ -130,6 +139,7 @@ class PackedLinear(LinearBase):
         bias: bool = False,
         is_fused: bool = False,
         padding: Padding | None = None,
+        copies: Mapping[str, str] | None = None,
     ) -> None:
         """This rank's weight is [sum of the sizes of `parts`, in_features], the bias [the same sum] or none."""
         num_rows = sum(part.size for part in parts.values())
@@ -138,6 +148,7 @@ class PackedLinear(LinearBase):
         self.bias = factory.vector(num_rows, fill=0.0) if bias else None
         self.parts = dict(parts)
         self.is_fused = is_fused
+        self.copies = dict(copies or {})
         self.padding = padding
 
     def forward(self, x: LayerInput) -> Tensor:
@@ -156,8 +167,10 @@ class PackedLinear(LinearBase):
             rows = split_rows(detached(weight), [part.size for part in self.parts.values()])
             if not self.is_fused:
                 held = zip(self.parts.items(), rows, strict=True)
-                stored = {f"{place}.{name}.{leaf}": self._part(own, (part, *columns)) for (name, part), own in held}
-                yield weight, stored
+                parts: dict[str, StoredWeight] = {name: self._part(own, (part, *columns)) for (name, part), own in held}
+                for copy, original in self.copies.items():
+                    parts[original] = RepeatedWeight(parts=[parts[original], parts.pop(copy)])
+                yield weight, {f"{place}.{name}.{leaf}": part for name, part in parts.items()}
                 continue
             total, start, slices = sum(part.total for part in self.parts.values()), 0, []
             for part, target in zip(self.parts.values(), rows, strict=True):

@@ -53,13 +53,16 @@ class RMSNorm(nn.Module):
             routing, residual=residual, norm_weight=self.weight, eps=self.eps, variant=self.variant
         )
 
-    def norm_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return residual + norm(x), [tokens, size]."""
-        return norm_add(x, residual, self.weight, self.eps, variant=self.variant)
+    def norm_add(self, x: Tensor, residual: Tensor, *, scale: Tensor | None = None) -> Tensor:
+        """Return residual + norm(x), times `scale` [1] where one is given, [..., size]."""
+        return norm_add(x, residual, self.weight, self.eps, variant=self.variant, scale=scale)
 
-    def norm_add_norm(self, following: "RMSNorm", x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (following(sum), sum) with sum = residual + norm(x), both [tokens, size]."""
-        return norm_add_norm(x, residual, self.weight, following.weight, self.eps, variant=self.variant)
+    def norm_add_norm(
+        self, following: "RMSNorm", x: Tensor, residual: Tensor, *, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (following(sum), sum) with sum = residual + norm(x), times `scale` [1]; both [tokens, size]."""
+        weights = self.weight, following.weight
+        return norm_add_norm(x, residual, *weights, self.eps, variant=self.variant, scale=scale)
 
 
 class GatedRMSNorm(nn.Module):

@@ -87,7 +87,8 @@ def _spread(model: torch.nn.Module, seed: int) -> None:
     """Make matrices that keep the scale of their inputs, and vectors that differ from their first values."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        stored = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+        for name, parameter in (*model.named_parameters(), *stored):
             noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
             if name.endswith("A_log"):  # slow decay, so that states remember
                 parameter.copy_(noise - 2.0)

@@ -67,6 +67,17 @@ _GEMMA3: dict[str, Any] = {
 }
 
 
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [_SLIDING, _FULL, _SLIDING, _FULL],
+    "sliding_window": 8,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 320,
+}
 _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": [_LINEAR, _LINEAR, _FULL, _LINEAR],
@@ -200,6 +211,13 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             model="Gemma3ForConditionalGeneration",
             fields=_GEMMA3,
             wrapper=("Gemma3Config", "SiglipVisionConfig"),
+        ),
+        "gemma4": TinyFamily(config="Gemma4TextConfig", model="Gemma4ForCausalLM", fields=_GEMMA4),
+        "gemma4_wrapped": TinyFamily(
+            config="Gemma4TextConfig",
+            model="Gemma4ForConditionalGeneration",
+            fields=_GEMMA4,
+            wrapper=("Gemma4Config", "Gemma4VisionConfig"),
         ),
         "mistral3": TinyFamily(
             config="MistralConfig",

@@ -108,7 +108,7 @@ class LoadedRank:
             block_size=self.block_size,
             windows=self.groups.windows,
             bytes_per_block=bytes_per_block(
-                self.groups, self._attention, block_size=self.block_size, kv_dtype=self.kv_dtype
+                self.groups, self._attentions, block_size=self.block_size, kv_dtype=self.kv_dtype
             ),
             max_chunk=self.limits.prefill_chunk_size,
             memory=memory,
@@ -120,9 +120,9 @@ class LoadedRank:
         return KVPool(
             group_of_layer=self.groups.group_of_layer,
             num_blocks=tuple(num_blocks),
-            kv_heads=self._attention.kv_heads,
+            kv_heads=[spec.kv_heads for spec in self._attentions],
             block_size=self.block_size,
-            head_dim=self._attention.head_dim,
+            head_dim=[spec.head_dim for spec in self._attentions],
             dtype=self.kv_dtype,
             device=self.rank_model.device,
             scales=self.kv_scales,
@@ -162,8 +162,8 @@ class LoadedRank:
         )
 
     @property
-    def _attention(self) -> AttentionSpec:
-        return self.rank_model.model.attention_specs[0]
+    def _attentions(self) -> tuple[AttentionSpec, ...]:
+        return self.rank_model.model.attention_specs
 
 
 def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard: Shard | None = None) -> LoadedRank:
@@ -184,9 +184,10 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
+    check_layer_heads(model_config, device=device)
     groups = group_layers(config, model_config)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
-    attention = (shard or Shard()).attention_spec(model_config.attention_specs[0])
+    attentions = [(shard or Shard()).attention_spec(spec) for spec in model_config.attention_specs]
     memory = kv_memory(config, device=device, activation_bytes=0)
     states = size_states(
         config,
@@ -201,7 +202,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         max_batch_size=limits.max_batch_size,
         block_size=block_size,
         windows=groups.windows,
-        bytes_per_block=bytes_per_block(groups, attention, block_size=block_size, kv_dtype=kv_dtype),
+        bytes_per_block=bytes_per_block(groups, attentions, block_size=block_size, kv_dtype=kv_dtype),
         max_chunk=limits.prefill_chunk_size,
         memory=states.beside(memory),
     )
@@ -240,20 +241,30 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
 
 
-def bytes_per_block(
-    groups: LayerGroups, attention: AttentionSpec, *, block_size: int, kv_dtype: torch.dtype
-) -> list[int]:
-    """Return the bytes of one block of each group, of heads as `attention` has them."""
-    return [
-        KVPool.bytes_per_block(
-            num_layers=num_layers,
-            kv_heads=attention.kv_heads,
-            block_size=block_size,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
+def check_layer_heads(model_config: ModelConfig, *, device: torch.device) -> None:
+    """Raise if layers differ in the size of their heads, and the device plans attention for one size.
+
+    Raises:
+        ValueError: it is so.
+    """
+    if model_config.layer_heads and device.type != "cpu":
+        raise ValueError(
+            f"`device` is {device.type} but layers of {model_config.model_type} differ in the size of their heads, for "
+            "which there are no attention plans there; use `cpu`."
         )
-        for num_layers in groups.num_layers
-    ]
+
+
+def bytes_per_block(
+    groups: LayerGroups, attentions: Sequence[AttentionSpec], *, block_size: int, kv_dtype: torch.dtype
+) -> list[int]:
+    """Return the bytes of one block of each group, of heads as the layers' `attentions` have them."""
+    sizes = [0] * len(groups.windows)
+    for group, spec in zip(groups.group_of_layer, attentions, strict=True):
+        if group is not None:
+            sizes[group] += KVPool.bytes_per_block(
+                num_layers=1, kv_heads=spec.kv_heads, block_size=block_size, head_dim=spec.head_dim, dtype=kv_dtype
+            )
+    return sizes
 
 
 def slots_per_sequence(config: EngineConfig, device: torch.device) -> int:
@@ -262,10 +273,13 @@ def slots_per_sequence(config: EngineConfig, device: torch.device) -> int:
 
 
 def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
-    """Return one group per window for a paged cache, which can free blocks outside a window; else one group."""
-    attends = [spec is None for spec in model_config.states] or None
+    """Return one group per window for a paged cache, which can free blocks outside a window; else one group.
+
+    Layers without keys and values of their own are in none.
+    """
+    has_cache = [model_config.has_cache(layer) for layer in range(model_config.num_layers)]
     match config.resolved_kv_cache_backend:
         case "paged":
-            return LayerGroups.by_window(model_config.windows, attends=attends)
+            return LayerGroups.by_window(model_config.windows, attends=has_cache)
         case "contiguous":
-            return LayerGroups.all_in_one(model_config.num_layers, attends=attends)
+            return LayerGroups.by_window([None] * model_config.num_layers, attends=has_cache)

@@ -23,6 +23,12 @@ def activation_call(op: str, rows: int, intermediate: int, dtype: torch.dtype, *
     return OpCall(op=op, label=f"{dtype}, {rows} rows of {intermediate}", tensors=(gate_up,), rows=1)
 
 
+def apart_call(rows: int, width: int, dtype: torch.dtype, *, fill: Fill = draw) -> OpCall:
+    """Return a call of `gelu_tanh_gate`, whose gates and ups lie apart: these in a third of wider rows."""
+    x, gate = fill(rows, 3, width, dtype=dtype, seed=1)[:, 1], fill(rows, width, dtype=dtype)
+    return OpCall(op="gelu_tanh_gate", label=f"{dtype}, {rows} rows of {width}", tensors=(x, gate), rows=2)
+
+
 def activation_checks(ops: ModelOps) -> Iterator[SelfCheck]:
     """Yield the checks of the activation of a model's MLPs, at few and at many rows; none if it has another."""
     if ops.activation is not None:
@@ -40,17 +46,20 @@ def misaligned_activation_checks(ops: ModelOps) -> Iterator[SelfCheck]:
 
 
 def activation_launches() -> Iterator[LaunchCase]:
-    """Yield both activations."""
+    """Yield both activations, and the one whose gates and ups lie apart."""
     for op in OPS:
         for dtype, intermediate in ((BF16, 512), (BF16, 14336), (FP32, 14336)):
             yield launch_case(op, dtype, f"intermediate {intermediate}", partial(_launch, op, intermediate, dtype))
+    launch = apart_call(3, 256, BF16, fill=unfilled).launch
+    yield launch_case("gelu_tanh_gate", BF16, "width 256", launch)
 
 
 def activation_calls(dtype: torch.dtype) -> Iterator[OpCall]:
-    """Yield both activations at odd shapes."""
+    """Yield all at odd shapes."""
     for rows, intermediate in SHAPES:
         for op in OPS:
             yield activation_call(op, rows, intermediate, dtype)
+        yield apart_call(rows, intermediate, dtype)
 
 
 def _check(
@@ -64,7 +73,7 @@ def _launch(op: str, intermediate: int, dtype: torch.dtype) -> object:
 
 
 ACTIVATIONS = OpCases(
-    ops=OPS,
+    ops=(*OPS, "gelu_tanh_gate"),
     checks=activation_checks,
     misaligned_checks=misaligned_activation_checks,
     launches=activation_launches,

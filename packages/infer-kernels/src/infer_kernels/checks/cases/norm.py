@@ -1,6 +1,7 @@
 """RMS norms."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,15 +34,22 @@ SHAPES = ((1, 1), (3, 17), (7, 96), (5, 1000), (2, 2049))
 
 
 def norm_call(
-    op: str, rows: int, hidden: int, dtype: torch.dtype, variant: NormVariant, *, fill: Fill = draw
+    op: str,
+    rows: int,
+    hidden: int,
+    dtype: torch.dtype,
+    variant: NormVariant,
+    *,
+    heads: tuple[int, ...] = (),
+    fill: Fill = draw,
 ) -> OpCall:
-    """Return a call of one of `OPERANDS` on rows [rows, hidden]."""
+    """Return a call of one of `OPERANDS` on rows [rows, hidden], or [rows, *heads, hidden]."""
     num_inputs, num_weights = OPERANDS[op]
-    inputs = (fill(rows, hidden, dtype=dtype, seed=seed) for seed in range(num_inputs))
+    inputs = (fill(rows, *heads, hidden, dtype=dtype, seed=seed) for seed in range(num_inputs))
     weights = (fill(hidden, dtype=dtype, seed=seed) for seed in range(num_weights))
     return OpCall(
         op=op,
-        label=f"{dtype}, {rows} rows of {hidden}, {variant}",
+        label=f"{dtype}, {rows} rows of {'x'.join(map(str, (*heads, hidden)))}, {variant}",
         tensors=(*inputs, *weights),
         options={"eps": EPS, "variant": variant},
         rows=num_inputs,
@@ -73,6 +81,9 @@ def norm_launches() -> Iterator[LaunchCase]:
         for op in ("rms_norm", "add_rms_norm", "norm_add_norm" if variant == "gemma" else "norm_add"):
             yield _launch(op, dtype, hidden, variant)
     yield _launch("norm_add", FP32, 5120, "llama")
+    for op in ("norm_add", "norm_add_norm"):
+        scaled = _scaled(norm_call(op, 3, 2304, BF16, "llama", fill=unfilled)).launch
+        yield launch_case(op, BF16, "hidden 2304, llama, scaled", scaled)
     yield launch_case("rms_norm", BF16, "16 strided heads x 128, llama", partial(_norm_heads, 16, 128, BF16))
     label = "all of 40 heads x 128 in place, llama"
     yield launch_case("rms_norm", BF16, label, partial(_norm_all_heads, 40, 128, BF16))
@@ -84,6 +95,10 @@ def norm_calls(dtype: torch.dtype) -> Iterator[OpCall]:
         for variant in VARIANTS:
             for op in OPERANDS:
                 yield norm_call(op, rows, hidden, dtype, variant)
+            for op in ("norm_add", "norm_add_norm"):
+                yield _scaled(norm_call(op, rows, hidden, dtype, variant))
+            yield _scaled(norm_call("norm_add", rows, hidden, dtype, variant, heads=(3,)))
+            yield norm_call("rms_norm", rows, hidden, dtype, variant, heads=(3,))
         x = draw(rows, hidden, dtype=dtype)
         close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
         label = f"{dtype}, {rows} rows of {hidden}"
@@ -98,6 +113,17 @@ def norm_calls(dtype: torch.dtype) -> Iterator[OpCall]:
                 rows=1,
                 call=_call_sharded,
             )
+
+
+def _scaled(call: OpCall) -> OpCall:
+    """Return a call whose sum is multiplied by a number."""
+    scale = torch.tensor([0.7], dtype=call.tensors[0].dtype)
+    return replace(
+        call,
+        label=f"{call.label}, scaled",
+        tensors=(*call.tensors, scale),
+        call=lambda op, *tensors, **options: op(*tensors[:-1], scale=tensors[-1], **options),
+    )
 
 
 def _norms_of(ops: ModelOps) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int CHUNK = 8 * TILE;
 constexpr int TILE_ROWS = 96;  // as `MOST_GROUP` of ops.py
-constexpr int MOST_HEAD_DIM = 256;
+constexpr int MOST_HEAD_DIM = 512;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 constexpr float LOG2_E = 1.44269504088896341f;
 

@@ -9,16 +9,22 @@ namespace {
 template <class T>
 struct Norm {
     Rows rows;
-    T* out;  // null: the sum alone is wanted
+    T* out;  // [rows, heads, hidden]; null: the sum alone is wanted
     int64_t out_stride;
+    int64_t out_stride_head;
     const T* x;
     int64_t x_stride;
+    int64_t x_stride_head;
     const T* weight;
     const T* residual;  // null: x alone is normalized
     int64_t residual_stride;
+    int64_t residual_stride_head;
     T* residual_out;
     int64_t residual_out_stride;
+    int64_t residual_out_stride_head;
     const T* post_weight;  // null: x is added as it is, otherwise normalized
+    const T* scale;        // multiplies the sum; null: 1
+    int64_t heads;
     int64_t hidden;
     double eps;
     int64_t is_gemma;
@@ -42,29 +48,36 @@ Floats scaled(Floats x, float inverse, Floats weight, bool is_gemma) {
 }
 
 template <class T>
+void norm_head(const Norm<T>& a, int64_t row, int64_t head) {
+    const T* x = a.x + row * a.x_stride + head * a.x_stride_head;
+    if (a.residual) {
+        const T* residual = a.residual + row * a.residual_stride + head * a.residual_stride_head;
+        T* total = a.residual_out + row * a.residual_out_stride + head * a.residual_out_stride_head;
+        float inverse = a.post_weight ? inverse_norm(x, a.hidden, a.eps) : 0.0f;
+        const Floats scale = splat(a.scale ? to_float(*a.scale) : 1.0f);
+        for (int64_t i = 0; i < a.hidden; i += 16) {
+            int64_t left = a.hidden - i;
+            Floats added = load_some(x + i, left);
+            if (a.post_weight) added = scaled<T>(added, inverse, load_some(a.post_weight + i, left), a.is_gemma);
+            Floats sum = load_some(residual + i, left) + added;
+            store_some(total + i, a.scale ? rounded<T>(sum) * scale : sum, left);
+        }
+        x = total;
+    }
+    if (!a.out) return;
+    T* out = a.out + row * a.out_stride + head * a.out_stride_head;
+    float inverse = inverse_norm(x, a.hidden, a.eps);
+    for (int64_t i = 0; i < a.hidden; i += 16) {
+        int64_t left = a.hidden - i;
+        store_some(out + i, scaled<T>(load_some(x + i, left), inverse, load_some(a.weight + i, left), a.is_gemma), left);
+    }
+}
+
+template <class T>
 void norm(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const Norm<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
-        const T* x = a.x + row * a.x_stride;
-        if (a.residual) {
-            const T* residual = a.residual + row * a.residual_stride;
-            T* total = a.residual_out + row * a.residual_out_stride;
-            float inverse = a.post_weight ? inverse_norm(x, a.hidden, a.eps) : 0.0f;
-            for (int64_t i = 0; i < a.hidden; i += 16) {
-                int64_t left = a.hidden - i;
-                Floats added = load_some(x + i, left);
-                if (a.post_weight) added = scaled<T>(added, inverse, load_some(a.post_weight + i, left), a.is_gemma);
-                store_some(total + i, load_some(residual + i, left) + added, left);
-            }
-            x = total;
-        }
-        if (!a.out) return;
-        T* out = a.out + row * a.out_stride;
-        float inverse = inverse_norm(x, a.hidden, a.eps);
-        for (int64_t i = 0; i < a.hidden; i += 16) {
-            int64_t left = a.hidden - i;
-            store_some(out + i, scaled<T>(load_some(x + i, left), inverse, load_some(a.weight + i, left), a.is_gemma), left);
-        }
+        for (int64_t head = 0; head < a.heads; head++) norm_head(a, row, head);
     });
 }
 
@@ -73,8 +86,10 @@ struct Gated {
     Rows rows;
     T* out;
     int64_t out_stride;
-    const T* gate_up;
-    int64_t gate_up_stride;
+    const T* gates;
+    int64_t gates_stride;
+    const T* ups;
+    int64_t ups_stride;
     int64_t width;
     int64_t is_gelu;
 };
@@ -83,8 +98,8 @@ template <class T>
 void gated(const void* arguments, Team& team, int) {
     const auto& a = *static_cast<const Gated<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
-        const T* gate = a.gate_up + row * a.gate_up_stride;
-        const T* up = gate + a.width;
+        const T* gate = a.gates + row * a.gates_stride;
+        const T* up = a.ups + row * a.ups_stride;
         T* out = a.out + row * a.out_stride;
         for (int64_t i = 0; i < a.width; i += 16) {
             int64_t left = a.width - i;

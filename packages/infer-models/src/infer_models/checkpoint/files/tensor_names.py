@@ -20,7 +20,16 @@ _ANCHORS = (
 """Tensors that every decoder has; the first that is there shows the prefix of its names."""
 _OTHER_MODELS = ("layers", "vision", "visual", "audio", "mtp", "encoder", "draft", "speech", "talker")
 """Parts of prefixes that are not the decoder's."""
-_OF_DECODER = ("embed_tokens", "embed_positions", "layers", "norm", "embedding_norm")
+_OF_DECODER = (
+    "embed_tokens",
+    "embed_positions",
+    "layers",
+    "norm",
+    "embedding_norm",
+    "embed_tokens_per_layer",
+    "per_layer_model_projection",
+    "per_layer_projection_norm",
+)
 _HEADS = ("lm_head",)
 
 

@@ -30,6 +30,7 @@ def qkv_calls(dtype: torch.dtype) -> Iterator[OpCall]:
         for rotary_dim in (heads[2], heads[2] // 4 + 4):
             for variant in VARIANTS:
                 yield _prepare(heads, block_size, rotary_dim, variant, dtype)
+                yield _prepare_queries(heads, rotary_dim, variant, dtype)
 
 
 def _positions() -> Tensor:
@@ -98,6 +99,21 @@ def _prepare(
         options={"variant": variant},
         rows=1,
         written=(1, 2),
+        call=_call_with_groups,
+    )
+
+
+def _prepare_queries(
+    heads: tuple[int, int, int], rotary_dim: int, variant: NormVariant | None, dtype: torch.dtype
+) -> OpCall:
+    q_heads, _, head_dim = heads
+    weight = draw(head_dim, dtype=dtype, seed=5)
+    return OpCall(
+        op="q_norm_rope",
+        label=f"{dtype}, {q_heads} heads of {head_dim}, {rotary_dim} rotated, norm {variant}",
+        tensors=(draw(TOKENS, q_heads, head_dim, dtype=dtype), _positions(), _cos_sin(rotary_dim), weight, weight),
+        options={"variant": variant},
+        rows=1,
         call=_call_with_groups,
     )
 

@@ -13,6 +13,7 @@ from infer_kernels import (
     Rotary,
     apply_rope,
     apply_rope_batched,
+    q_norm_rope,
     qk_norm_rope_store,
     store_kv,
 )
@@ -81,6 +82,10 @@ def _stores() -> Iterator[LaunchCase]:
         launch = partial(_prepare, heads, dtype, rotary_dim=rotary_dim, variant=variant)
         yield launch_case("qk_norm_rope_store", dtype, f"{_name_heads(heads)}, {modes}", launch)
 
+    for dtype, head_dim in ((BF16, 256), (BF16, 512), (FP32, 256)):
+        label = f"8 heads x {head_dim}, llama norm, RoPE"
+        yield launch_case("q_norm_rope", dtype, label, partial(_prepare_queries, 8, head_dim, dtype))
+
 
 def _fp8_stores() -> Iterator[LaunchCase]:
     for dtype in (BF16, FP32):
@@ -129,6 +134,15 @@ def _store(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, *,
     rows, index = torch.empty(3, kv_heads, head_dim, dtype=dtype), torch.zeros(3, dtype=torch.int32)
     caches = _caches(kv_heads, head_dim, block_size, torch.float8_e4m3fn if is_fp8 else dtype)
     store_kv(rows, rows, *caches, index, scales=_scales(is_fp8=is_fp8))
+
+
+def _prepare_queries(heads: int, head_dim: int, dtype: torch.dtype) -> object:
+    weight, index = torch.empty(head_dim, dtype=dtype), torch.zeros(3, dtype=torch.int32)
+    return q_norm_rope(
+        torch.empty(3, heads, head_dim, dtype=dtype),
+        rotary=Rotary(position_ids=index, cos_sin=torch.empty(9, head_dim)),
+        norm=QKNorm(q_weight=weight, k_weight=weight, eps=EPS, variant="llama"),
+    )
 
 
 def _prepare(
