@@ -92,7 +92,7 @@ def _examine_weights(reporter: Reporter, read: ReadModel, model: CausalLM) -> No
             reporter.warn("weights", warning, fix="none is needed where that is meant; loading warns of it too")
         quantization = read.config.quantization
         if quantization is not None and quantization.method == GGUF:
-            types = Counter(quantization.fields.text_values())
+            types = Counter(quantization.fields.nested("kinds").text_values())
             said = ", ".join(f"{count} {name}" for name, count in types.most_common())
             reporter.ok("types", f"{said}; in memory {', '.join(_kinds_of_weights(model))}")
 

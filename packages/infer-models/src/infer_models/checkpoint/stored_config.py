@@ -16,7 +16,7 @@ from infer_models.config.quantization import UNKNOWN, QuantizationConfig
 from infer_models.errors import CheckpointError
 from infer_models.gguf.block_types import QUANTIZED
 from infer_models.quantization import MXFP4
-from infer_models.quantization.gguf.block_format import METHOD
+from infer_models.quantization.gguf.block_format import COLUMN_TURNS, KINDS, METHOD
 from infer_models.weights import FLOATS
 
 logger = logging.getLogger("infer_models")
@@ -80,7 +80,9 @@ def _known_by_tensors(origin: Path, stored: Mapping[str, StoredTensor]) -> Quant
     """Return the configuration of checkpoints whose tensors say all of it."""
     blocks = {name.removesuffix(".weight"): each.dtype for name, each in stored.items() if each.dtype in QUANTIZED}
     if blocks:
-        return QuantizationConfig(method=METHOD, fields=JsonFields(origin, dict(blocks)))
+        turns = {layer: list(stored[f"{layer}.weight"].column_turns) for layer in blocks}
+        turns = {layer: each for layer, each in turns.items() if each[0] > 1}
+        return QuantizationConfig(method=METHOD, fields=JsonFields(origin, {KINDS: blocks, COLUMN_TURNS: turns}))
     if any(_MXFP4_PART.fullmatch(name) for name in stored):
         return QuantizationConfig(method=MXFP4, fields=JsonFields(origin, {}))
     if any(_STATE.fullmatch(name) for name in stored):

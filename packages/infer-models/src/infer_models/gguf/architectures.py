@@ -5,15 +5,15 @@ What is not in the metadata is in llama.cpp's code: these constants stand beside
 
 import math
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import unreadable
+from infer_models.gguf.architecture import Architecture, Fields
 from infer_models.gguf.block_types import OF_LLAMA_CPP
 from infer_models.gguf.header import GgufHeader, shortest
+from infer_models.gguf.hybrids import HYBRIDS
 from infer_models.gguf.metadata import ARCHITECTURE, Metadata
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -37,29 +37,6 @@ _SAMPLING: Mapping[str, str] = MappingProxyType(
         "repetition_penalty": "general.sampling.penalty_repeat",
     }
 )
-
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """A `general.architecture` that is read.
-
-    Attributes:
-        model_type: family of its models.
-        own_fields: fields beside the common ones.
-        has_interleaved_heads: rows of queries and keys are stored in the order of rotated pairs.
-        norm_shift: what the file has added to the weights of norms.
-        names: names of tensors within a layer that differ from the common ones; see `tensor_names`.
-        scaling: fields of the scaling of positions that files leave out.
-    """
-
-    model_type: str
-    own_fields: Callable[[Metadata, GgufHeader], Fields] = lambda *_: {}
-    has_interleaved_heads: bool = False
-    norm_shift: float = 0.0
-    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    scaling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
@@ -99,7 +76,7 @@ def config_fields(header: GgufHeader) -> Fields:
         "hidden_size": hidden_size,
         "num_hidden_layers": metadata.count(".block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.count(".attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(metadata, heads, architecture),
         "head_dim": metadata.optional_count(".attention.key_length") or hidden_size // max(heads, 1),
         "intermediate_size": metadata.optional_count(".feed_forward_length"),
         "max_position_embeddings": metadata.count(".context_length"),
@@ -116,6 +93,11 @@ def config_fields(header: GgufHeader) -> Fields:
     if architecture.scaling:
         fields["rope_scaling"] = {"rope_type": "default", **architecture.scaling, **fields.get("rope_scaling", {})}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _kv_heads(metadata: Metadata, default: int, architecture: Architecture) -> int:
+    key = ".attention.head_count_kv"
+    return metadata.count_but_zeros(key, default) if architecture.has_states else metadata.count(key, default)
 
 
 def sampling_fields(header: GgufHeader) -> Fields:
@@ -356,6 +338,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             names=_GPT_OSS_NAMES,
             scaling=MappingProxyType({"truncate": False}),
         ),
+        **HYBRIDS,
     }
 )
 """The architectures that are read, by their names."""

@@ -1,5 +1,7 @@
 """`Metadata`: values of a GGUF file's metadata, read with their types checked."""
 
+from typing import TypeGuard
+
 from infer_models.errors import CheckpointError
 from infer_models.gguf.header import GgufArray, GgufHeader, Scalar
 
@@ -36,11 +38,19 @@ class Metadata:
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 0; of an array whose items are all the same, that one."""
         value = self._get(key, default)
-        if isinstance(value, GgufArray) and not value.holds_texts:
-            items = set(value.items())
-            if len(items) != 1:
-                raise self.invalid(key, "one number for all layers: layers of different sizes are not read")
-            (value,) = items
+        return self._whole(key, self._only(key, set(value.items())) if _holds_numbers(value) else value)
+
+    def count_but_zeros(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 0; of an array the one that its items, but zeros, all are."""
+        value = self._get(key, default)
+        return self._whole(key, self._only(key, set(value.items()) - {0}) if _holds_numbers(value) else value)
+
+    def _only(self, key: str, items: set[Scalar]) -> Scalar:
+        if len(items) != 1:
+            raise self.invalid(key, "one number for all layers: layers of different sizes are not read")
+        return items.pop()
+
+    def _whole(self, key: str, value: Scalar | GgufArray) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.invalid(key, "a whole number of at least 0")
         return value
@@ -102,3 +112,7 @@ class Metadata:
         if value is None:
             raise CheckpointError(f"{self.path}: the metadata has no `{self._full(key)}`.")
         return value
+
+
+def _holds_numbers(value: Scalar | GgufArray) -> TypeGuard[GgufArray]:
+    return isinstance(value, GgufArray) and not value.holds_texts

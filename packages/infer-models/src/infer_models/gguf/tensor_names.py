@@ -4,6 +4,7 @@ token_embd.weight               model.embed_tokens.weight
 blk.0.attn_q.weight             model.layers.0.self_attn.q_proj.weight
 blk.0.ffn_down_exps.weight      model.layers.0.mlp.experts.0.down_proj.weight, ..., an expert each
 blk.0.attn_sinks.weight         model.layers.0.self_attn.sinks, where the architecture has such a name
+blk.0.ssm_a                     model.layers.0.linear_attn.A_log, likewise
 output_norm.weight              model.norm.weight
 output.weight                   lm_head.weight
 """
@@ -12,7 +13,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+)\.(?P<leaf>weight|bias)")
+_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+(?:\.\w+)?)\.(?P<leaf>weight|bias)")
+_VECTOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+)")
 _OUTSIDE: Mapping[str, str] = MappingProxyType(
     {
         "token_embd.weight": "model.embed_tokens.weight",
@@ -48,14 +50,15 @@ def model_name(name: str, own_names: Mapping[str, str]) -> str:
 
     Args:
         name: name in the file.
-        own_names: names within a layer that the architecture has beside the common ones, or in their place; of a layer,
-            such as `attn_q`, or of one tensor, such as `attn_sinks.weight`.
+        own_names: names that the architecture has beside the common ones, or in their place; within a layer those of a
+            part, such as `attn_q`, or of one tensor, such as `attn_sinks.weight`.
     """
-    if name in _OUTSIDE:
-        return _OUTSIDE[name]
     match = _LAYER.fullmatch(name)
     if match is None:
-        return name
+        vector = _VECTOR.fullmatch(name)
+        if vector is not None and vector["name"] in own_names:
+            return f"model.layers.{vector['layer']}.{own_names[vector['name']]}"
+        return own_names.get(name, _OUTSIDE.get(name, name))
     whole = own_names.get(f"{match['name']}.{match['leaf']}")
     if whole is not None:
         return f"model.layers.{match['layer']}.{whole}"
@@ -63,6 +66,19 @@ def model_name(name: str, own_names: Mapping[str, str]) -> str:
     if within is None:
         return name
     return f"model.layers.{match['layer']}.{within}.{match['leaf']}"
+
+
+def name_within(name: str) -> str:
+    """Return the name of a tensor's part within a layer, such as `attn_q`; "" of tensors outside."""
+    match = _LAYER.fullmatch(name) or _VECTOR.fullmatch(name)
+    return "" if match is None else match["name"]
+
+
+def part_name(name: str, part: str) -> str:
+    """Return the models' name of what is called `part` within the layer of a tensor of the file."""
+    match = _LAYER.fullmatch(name) or _VECTOR.fullmatch(name)
+    assert match is not None
+    return f"model.layers.{match['layer']}.{part}"
 
 
 def expert_names(name: str, num_experts: int) -> list[str]:

@@ -1,17 +1,23 @@
 """`GgufFile`: the tensors of a GGUF file by the names, in the order and with the values that models know."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from infer_models.checkpoint.files.tensor_file import StoredTensor, TensorFile
 from infer_models.errors import CheckpointError
-from infer_models.gguf.architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Architecture, architecture_of
+from infer_models.gguf.architecture import Architecture
+from infer_models.gguf.architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, architecture_of
 from infer_models.gguf.block_types import QUANTIZED
+from infer_models.gguf.delta_heads import DeltaHeads
 from infer_models.gguf.header import GgufHeader, read_header
 from infer_models.gguf.metadata import Metadata
-from infer_models.gguf.tensor_names import expert_names, model_name
+from infer_models.gguf.tensor_names import expert_names, model_name, name_within, part_name
 from infer_models.weights import WeightSlice
 
 _OF_CONFIGURATION = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
@@ -20,24 +26,56 @@ _OF_OTHER_MODELS = ("v.", "a.", "mm.")
 _HEADS = {"attn_q": ".attention.head_count", "attn_k": ".attention.head_count_kv"}
 """Tensors whose rows are stored in the order of rotated pairs, and the key of the number of heads."""
 
+_CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
+"""Tensors [channels, width], which models have with a dimension of one between."""
+_ROWS = ("ffn_gate_inp_shexp",)
+"""Tensors that are a row of models' matrices."""
+_DECAY = "ssm_a"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor(StoredTensor):
-    """The place of a tensor whose rows or values differ from those of models.
+    """The place of a tensor whose rows, columns or values differ from those of models.
 
     Attributes:
         head_rows: rows of a head, stored in the order of rotated pairs: each row of the first half before that of the
-            second half; 0: rows are in the models' order.
-        shift: number to be taken from all values.
+            second half; 0: rows are in the models' order, or in that of `order`.
+        order: the stored row of each row; None: rows are all that are stored, in that order.
+        stored_rows: rows that are stored, where there is an `order`.
+        turns: see `column_turns`; None: columns are in the models' order.
+        change: makes the models' values of those that are stored; None: they are the same.
     """
 
     head_rows: int = 0
-    shift: float = 0.0
+    order: Tensor | None = field(default=None, compare=False)
+    stored_rows: int = 0
+    turns: tuple[int, int, int] | None = None
+    change: Callable[[Tensor], Tensor] | None = None
 
     @property
     def rows_together(self) -> int:
-        """The rows of a head."""
-        return self.head_rows or 1
+        """The rows of a head, or all."""
+        return self.head_rows or (1 if self.order is None else self.shape[0])
+
+    @property
+    def column_turns(self) -> tuple[int, int, int]:
+        """In how many turns the columns are stored, of how many heads in each, of how many columns each."""
+        return self.turns or (1, 1, self.shape[-1])
+
+    def as_models(self, whole: Tensor) -> Tensor:
+        """Return the rows that are read, as bytes or numbers, in the models' order, with the models' values.
+
+        Quantized columns stay as they are.
+        """
+        if self.head_rows:
+            pairs = whole.view(-1, self.head_rows // 2, 2, *whole.shape[1:])
+            whole = pairs.transpose(1, 2).reshape(whole.shape)
+        if self.order is not None:
+            whole = whole[self.order]
+        if self.turns is not None and self.dtype not in QUANTIZED:
+            heads = whole.reshape(*whole.shape[:-1], *self.turns)
+            whole = heads.transpose(-3, -2).reshape(whole.shape)
+        return whole if self.change is None else self.change(whole.float())
 
 
 class GgufFile(TensorFile):
@@ -68,19 +106,15 @@ class GgufFile(TensorFile):
         Raises:
             CheckpointError: the file cannot be read.
         """
+        place = stored
+        if isinstance(stored, GgufTensor) and stored.order is not None:
+            place = replace(stored, shape=(stored.stored_rows, *stored.shape[1:]))
         block = QUANTIZED.get(stored.dtype)
         if block is not None:
             columns = stored.shape[-1] // block.numbers * block.num_bytes
-            as_bytes = replace(stored, dtype="U8", shape=(*stored.shape[:-1], columns))
-            whole = super().read(as_bytes)
-        else:
-            whole = super().read(stored)
-        if isinstance(stored, GgufTensor) and stored.head_rows:
-            pairs = whole.view(-1, stored.head_rows // 2, 2, *whole.shape[1:])
-            whole = pairs.transpose(1, 2).reshape(whole.shape)
-        if isinstance(stored, GgufTensor) and stored.shift:
-            whole = whole.float() - stored.shift
-        return whole
+            place = replace(place, dtype="U8", shape=(*place.shape[:-1], columns))
+        whole = super().read(place)
+        return stored.as_models(whole) if isinstance(stored, GgufTensor) else whole
 
     def read_into(self, stored: StoredTensor, wanted: WeightSlice) -> None:
         """Copy a part of a tensor into its target; one whose rows or values differ from the models' is read whole.
@@ -108,7 +142,7 @@ class GgufFile(TensorFile):
             for index, each in enumerate(experts):
                 found[each] = tensor.item(index)
             if not experts:
-                found[model_name(name, architecture.names)] = _changed(tensor, architecture, metadata)
+                found |= _as_models(tensor, architecture, metadata)
         return found
 
     def _check_count(self, name: str, experts: int, metadata: Metadata) -> None:
@@ -125,27 +159,66 @@ class GgufFile(TensorFile):
             )
 
 
-def _changed(tensor: StoredTensor, architecture: Architecture, metadata: Metadata) -> StoredTensor:
-    """Return the place of a tensor with what is to be changed in it."""
-    within = tensor.name.rpartition(".")[0].rpartition(".")[2]
+def _as_models(tensor: StoredTensor, architecture: Architecture, metadata: Metadata) -> dict[str, StoredTensor]:
+    """Return the place of the models' tensors that are stored in one, with what is to be changed in it."""
+    within = name_within(tensor.name)
+    if within in _CONVOLUTIONS and len(tensor.shape) == 2:
+        tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
+    if within in _ROWS and len(tensor.shape) == 1:
+        tensor = replace(tensor, shape=(1, *tensor.shape))
+    changes = _changes(tensor, within, architecture, metadata)
+    rows = architecture.rows(metadata, within, tensor.shape[0]) if tensor.shape else {}
+    if not rows:
+        name = model_name(tensor.name, architecture.names)
+        return {name: _as_gguf(tensor, **changes) if changes else tensor}
+    return {
+        part_name(tensor.name, part): _as_gguf(
+            replace(tensor, shape=(len(order), *tensor.shape[1:])), order=order, stored_rows=tensor.shape[0], **changes
+        )
+        for part, order in rows.items()
+    }
+
+
+def _changes(tensor: StoredTensor, within: str, architecture: Architecture, metadata: Metadata) -> dict[str, Any]:
+    """Return what is to be changed in rows of heads, in columns and in values, as fields of a `GgufTensor`."""
     heads_key = _HEADS.get(within)
     if architecture.has_interleaved_heads and heads_key is not None:
         default = metadata.count(_HEADS["attn_q"])
         head_rows = tensor.shape[0] // max(metadata.count(heads_key, default), 1)
-        if head_rows and head_rows % 2 == 0:
-            return _as_gguf(tensor, head_rows=head_rows)
-    if architecture.norm_shift and within.endswith("norm"):
-        return _as_gguf(tensor, shift=architecture.norm_shift)
-    return tensor
+        return {"head_rows": head_rows} if head_rows and head_rows % 2 == 0 else {}
+    if within and within == architecture.columns_in_turns:
+        heads = DeltaHeads.read(metadata)
+        is_other = heads.num_turns > 1 and tensor.shape[-1] == heads.values
+        return {"turns": (heads.num_turns, heads.key_heads, heads.head_dim)} if is_other else {}
+    if within == _DECAY:
+        return {"change": partial(_logarithm_of_decay, tensor.name)}
+    is_norm = (within or tensor.name.removesuffix(".weight")).endswith("norm")
+    if architecture.norm_shift and is_norm and within not in architecture.unshifted:
+        return {"change": partial(_less, shift=architecture.norm_shift)}
+    return {}
 
 
-def _as_gguf(tensor: StoredTensor, *, head_rows: int = 0, shift: float = 0.0) -> GgufTensor:
+def _as_gguf(tensor: StoredTensor, **changes: Any) -> GgufTensor:
     return GgufTensor(
         name=tensor.name,
         dtype=tensor.dtype,
         shape=tensor.shape,
         start=tensor.start,
         num_bytes=tensor.num_bytes,
-        head_rows=head_rows,
-        shift=shift,
+        **changes,
     )
+
+
+def _less(values: Tensor, *, shift: float) -> Tensor:
+    return values - shift
+
+
+def _logarithm_of_decay(name: str, values: Tensor) -> Tensor:
+    """Return the `A_log` whose negative exponential is stored.
+
+    Raises:
+        CheckpointError: it is none of any number.
+    """
+    if not bool((values < 0).all()):
+        raise CheckpointError(f"tensor `{name}` holds numbers that are not below 0, which no decay of states is.")
+    return torch.log(-values)

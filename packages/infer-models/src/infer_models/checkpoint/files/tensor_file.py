@@ -57,6 +57,11 @@ class StoredTensor:
         """Rows that can only be read together: `rows` takes multiples of them."""
         return 1
 
+    @property
+    def column_turns(self) -> tuple[int, int, int]:
+        """In how many turns the columns are stored, of how many heads in each, of how many columns each."""
+        return 1, 1, self.shape[-1]
+
     def item(self, index: int) -> "StoredTensor":
         """Return the place of item `index` along the first dimension."""
         num_bytes = self.num_bytes // self.shape[0]

@@ -1,7 +1,8 @@
 """`BlockFormat`: a quantized layer of a GGUF file; which tensors of it keep their codes in memory, and as what."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from math import gcd
 from types import MappingProxyType
 
 import torch
@@ -15,6 +16,8 @@ from infer_models.stored_format import Storage, TensorSpec
 
 METHOD = "gguf"
 """The `quant_method` of such checkpoints."""
+KINDS, COLUMN_TURNS = "kinds", "column_turns"
+"""The fields of layers' types, and of layers whose columns take turns: how many, of how many heads, of what size."""
 _HALVES, _BYTES = torch.float16, torch.int8
 _STORAGES: Mapping[str, Storage] = MappingProxyType(
     {
@@ -42,14 +45,22 @@ class BlockFormat:
 
     Attributes:
         kind: type of the tensor, such as `Q4_K`.
+        column_turns: in how many turns columns are stored, of how many heads in each, of how many columns each; None:
+            they are in the models' order.
     """
 
     kind: str
+    column_turns: tuple[int, int, int] | None = None
 
     @property
     def storage(self) -> Storage:
-        """Format of the weight that `decode` returns."""
-        return _STORAGES[self.kind]
+        """Format of the weight that `decode` returns; heads that are moved leave the factors of 256 columns."""
+        stored = _STORAGES[self.kind]
+        if self.column_turns is None:
+            return stored
+        assert stored.group_size is not None
+        dtype = torch.float32 if stored.scale_dtype == _BYTES else stored.scale_dtype
+        return replace(stored, group_size=gcd(stored.group_size, self.column_turns[-1]), scale_dtype=dtype)
 
     def tensors(self, name: str, shape: tuple[int, int]) -> Mapping[str, TensorSpec]:
         """Return the tensor of the layer `name` with a weight [out_features, in_features]."""
@@ -71,7 +82,21 @@ class BlockFormat:
         weight = read_blocks(self.kind, data)
         if not _are_finite(weight):
             raise CheckpointError(f"tensor `{name}.weight` has a scale that is NaN or infinite.")
-        return weight
+        return weight if self.column_turns is None else _without_turns(weight, self.column_turns)
+
+
+def _without_turns(weight: QuantizedWeight, turns: tuple[int, int, int]) -> QuantizedWeight:
+    """Return a weight whose columns, of heads [turns, heads], are those of heads [heads, turns]."""
+    num_turns, num_heads, columns = turns
+    if weight.scale_factors is not None:
+        weight = weight.with_float_scales()
+    weight = weight.with_group_size(gcd(weight.group_size, columns))
+
+    def moved(tensor: Tensor) -> Tensor:
+        heads = tensor.reshape(*tensor.shape[:-1], num_turns, num_heads, -1)
+        return heads.transpose(-3, -2).reshape(tensor.shape)
+
+    return weight.map_rows(moved)
 
 
 def _are_finite(weight: QuantizedWeight) -> bool:
@@ -89,9 +114,11 @@ class BlockScheme:
 
     Attributes:
         kinds: type of each quantized layer's weight.
+        column_turns: those of `BlockFormat`, of the layers that have them.
     """
 
     kinds: Mapping[str, str]
+    column_turns: Mapping[str, tuple[int, int, int]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def method(self) -> str:
@@ -101,9 +128,16 @@ class BlockScheme:
     def format_of(self, name: str) -> BlockFormat | None:
         """Return how the layer `name` is stored; None: as plain numbers."""
         kind = self.kinds.get(name)
-        return None if kind is None else BlockFormat(kind=kind)
+        return None if kind is None else BlockFormat(kind=kind, column_turns=self.column_turns.get(name))
 
 
 def read_block_scheme(fields: JsonFields) -> BlockScheme:
-    """Return the formats of layers whose types are the fields."""
-    return BlockScheme(kinds=MappingProxyType({name: fields.text(name) for name in fields.names}))
+    """Return the formats of layers whose types are `KINDS`, with columns in the turns of `COLUMN_TURNS`."""
+    kinds, turns = fields.nested(KINDS), fields.nested(COLUMN_TURNS)
+    found: dict[str, tuple[int, int, int]] = {}
+    for name in turns.names:
+        num_turns, num_heads, columns = turns.indices(name)
+        found[name] = (num_turns, num_heads, columns)
+    return BlockScheme(
+        kinds=MappingProxyType({name: kinds.text(name) for name in kinds.names}), column_turns=MappingProxyType(found)
+    )

@@ -14,6 +14,10 @@ _END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA_3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _END
 _QWEN_2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _END
+_QWEN_35 = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _END_WITH_SLASHES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = (
@@ -61,9 +65,10 @@ _LIKE_QWEN_2 = PreTokenization(pattern=_QWEN_2, is_normalized=True)
 _LIKE_STARCODER = PreTokenization(pattern=_GPT_2, splits_digits=True)
 PRE_TOKENIZATIONS: Mapping[str, PreTokenization] = MappingProxyType(
     {
-        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LIKE_LLAMA_3),
+        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), _LIKE_LLAMA_3),
         **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization(pattern=_LLAMA_3)),
         **dict.fromkeys(("qwen2", "megrez", "deepseek-r1-qwen"), _LIKE_QWEN_2),
+        "qwen35": PreTokenization(pattern=_QWEN_35, is_normalized=True),
         **dict.fromkeys(("gpt-2", "olmo", "mpt", "phi-2"), _LIKE_GPT_2),
         **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _LIKE_STARCODER),
         **dict.fromkeys(("gpt-4o", "llama4"), PreTokenization(pattern=_GPT_4O, ignores_merges=True)),

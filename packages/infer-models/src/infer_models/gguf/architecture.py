@@ -1,0 +1,43 @@
+"""`Architecture`: what is known of a `general.architecture` beside its metadata."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from infer_models.gguf.header import GgufHeader
+from infer_models.gguf.metadata import Metadata
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A `general.architecture` that is read.
+
+    Attributes:
+        model_type: family of its models.
+        own_fields: fields beside the common ones.
+        has_interleaved_heads: rows of queries and keys are stored in the order of rotated pairs.
+        norm_shift: what the file has added to the weights of norms.
+        unshifted: names of norms, within a layer, to which nothing was added.
+        names: names of tensors that differ from the common ones; see `tensor_names`.
+        scaling: fields of the scaling of positions that files leave out.
+        has_states: layers may have no heads of keys and values.
+        rows: gets the name of a tensor within a layer and its number of rows, and returns the models' tensors within a
+            layer that are stored in it, where their rows have another order: for each of their rows that of the file.
+        columns_in_turns: name of the tensor within a layer whose columns are those of value heads, in turns.
+    """
+
+    model_type: str
+    own_fields: Callable[[Metadata, GgufHeader], Fields] = lambda *_: {}
+    has_interleaved_heads: bool = False
+    norm_shift: float = 0.0
+    unshifted: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    scaling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    has_states: bool = False
+    rows: Callable[[Metadata, str, int], Mapping[str, Tensor]] = lambda *_: {}
+    columns_in_turns: str | None = None
