@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from infer_models.testing.gguf_hybrids import HYBRIDS, hybrid_values, join_hybrid, split_hybrid
 from infer_models.testing.gguf_oss import join_oss, split_oss
 
 KINDS = (
@@ -42,6 +43,7 @@ _ARCHITECTURES: Mapping[str, str] = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    **HYBRIDS,
 }
 _NAMES: Mapping[str, str] = {
     "model.embed_tokens": "token_embd",
@@ -68,6 +70,7 @@ _NAMES: Mapping[str, str] = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_WITH_SHIFTED_NORMS = ("qwen35", "qwen35moe", "qwen3next")
 
 
 def random_blocks(kind: str, rows: int, columns: int, *, seed: int) -> NDArray[np.uint8]:
@@ -126,9 +129,11 @@ def save_gguf(
         _add(writer, f"{architecture}.{key}", value)
     if (folder / "tokenizer.json").exists():
         _add_tokenizer(writer, folder)
-    tensors = load_file(folder / "model.safetensors")
+    original = tensors = load_file(folder / "model.safetensors")
     if architecture == "gpt-oss":
         tensors = split_oss(tensors)
+    if architecture in HYBRIDS.values():
+        tensors = split_hybrid(tensors, config)
     for index, (stored, members) in enumerate(_tensors(tensors, config, architecture).items()):
         whole = torch.stack([tensors[each] for each in members]) if len(members) > 1 else tensors[members[0]]
         kind = kind_of(stored) if whole.dim() > 1 and stored.endswith(".weight") else None
@@ -149,6 +154,8 @@ def save_gguf(
         tensors |= dict(zip(members, numbers if len(members) > 1 else [numbers], strict=True))
     if architecture == "gpt-oss":
         tensors = join_oss(tensors, num_experts=_num_experts(config))
+    if architecture in HYBRIDS.values():
+        tensors = join_hybrid(tensors, original, config)
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -168,10 +175,12 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "attention.layer_norm_rms_epsilon": float(config.get("rms_norm_eps") or config["norm_eps"]),
         "rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10000.0)),
         "rope.dimension_count": head_dim,
     }
+    if architecture in HYBRIDS.values():
+        values |= hybrid_values(config, architecture)
     if architecture == "granite":
         values |= {
             "attention.scale": config["attention_multiplier"],
@@ -256,9 +265,10 @@ def _tensors(tensors: Mapping[str, Any], config: Mapping[str, Any], architecture
             members = [f"model.layers.{parts[2]}.mlp.experts.{each}.{part}_proj.weight" for each in experts]
             found[f"{layer}ffn_{part}_exps.weight"] = members
             continue
-        has_norms_after = architecture in ("gemma3", "olmo2", "gpt-oss")
+        has_norms_after = architecture in ("gemma3", "olmo2", "gpt-oss", *HYBRIDS.values())
         own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}
-        found[f"{layer}{({**_NAMES, **own})[within]}.{leaf}"] = [name]
+        stored = {**_NAMES, **own}.get(within, within)
+        found[f"{layer}{stored}.{leaf}" if stored else layer + leaf] = [name]
     return found
 
 
@@ -271,7 +281,8 @@ def _heads_of(stored: str, config: Mapping[str, Any], architecture: str) -> int:
 
 
 def _is_shifted(stored: str, architecture: str) -> bool:
-    return architecture == "gemma3" and stored.split(".")[-2].endswith("norm")
+    is_norm = stored.split(".")[-2].endswith("norm")
+    return is_norm and (architecture == "gemma3" or (architecture in _WITH_SHIFTED_NORMS and "ssm_norm" not in stored))
 
 
 def _interleaved(whole: torch.Tensor, heads: int) -> torch.Tensor:
