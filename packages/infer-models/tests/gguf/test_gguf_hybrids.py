@@ -176,7 +176,11 @@ def test_layers_that_predict_several_tokens_are_left_unread(tmp_path: Path) -> N
     ("family", "metadata", "message"),
     [
         ("lfm2", {"shortconv.l_cache": None}, "the metadata has no `lfm2.shortconv.l_cache`"),
-        ("lfm2", {"shortconv.l_cache": 1}, "`conv_L_cache` is 1; it must be a whole number of at least 2"),
+        (
+            "lfm2",
+            {"shortconv.l_cache": 1},
+            "`blk.0.shortconv.conv.weight` has shape [256, 3] but the metadata makes it [256, 1]",
+        ),
         ("lfm2", {"attention.head_count_kv": [0, 2]}, "an array of 2; it must be 3 numbers, one for each layer"),
         ("lfm2", {"attention.head_count_kv": [0, 0, 0]}, "an array of 3; it must be one number for all layers"),
         ("lfm2", {"attention.head_count_kv": [0, 2, 4]}, "an array of 3; it must be one number for all layers"),
@@ -191,8 +195,8 @@ def test_layers_that_predict_several_tokens_are_left_unread(tmp_path: Path) -> N
         ("qwen3_5", {"ssm.time_step_rank": 7}, "`qwen35.ssm.time_step_rank` is 7; it must be a multiple of"),
         ("qwen3_5", {"ssm.inner_size": 255}, "`qwen35.ssm.inner_size` is 255; it must be 8 value heads of 32"),
         ("qwen3_5", {"ssm.group_count": 1 << 20}, "`qwen35.ssm.time_step_rank` is 8; it must be a multiple of"),
-        ("qwen3_5", {"ssm.time_step_rank": 1 << 26, "ssm.inner_size": 1 << 31}, "shape"),
-        ("qwen3_5", {"ssm.conv_kernel": 0}, "`linear_conv_kernel_dim` is 0"),
+        ("qwen3_5", {"ssm.time_step_rank": 1 << 26, "ssm.inner_size": 1 << 31}, "has shape [384, 4] but"),
+        ("qwen3_5", {"ssm.conv_kernel": 1 << 31}, "has shape [384, 4] but the metadata makes it [384, 2147483648]"),
         ("qwen3_5", {"attention.recurrent_layers": [True]}, "an array of 1; it must be 4 flags, one for each layer"),
         (
             "qwen3_5",

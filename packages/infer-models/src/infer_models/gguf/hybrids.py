@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from infer_models.errors import CheckpointError
 from infer_models.gguf.architecture import Architecture, Fields
 from infer_models.gguf.delta_heads import DeltaHeads, rows_in_turns, rows_together
 from infer_models.gguf.header import GgufHeader
 from infer_models.gguf.metadata import Metadata
+from infer_models.gguf.tensor_names import name_within
 
 _FULL, _CONVOLUTION, _LINEAR = "full_attention", "conv", "linear_attention"
 _KV_HEADS, _WINDOW, _IS_CAUSAL = ".attention.head_count_kv", ".attention.sliding_window", ".attention.causal"
@@ -18,7 +20,6 @@ _STATE_LAYERS, _INTERVAL, _PREDICTING = (
 
 
 def _lfm2(metadata: Metadata, header: GgufHeader) -> Fields:
-    del header
     if metadata.optional_count(_WINDOW) is not None:
         raise metadata.invalid(_WINDOW, "0: windows of such models are not read")
     if not metadata.flag(_IS_CAUSAL, default=True):
@@ -27,24 +28,40 @@ def _lfm2(metadata: Metadata, header: GgufHeader) -> Fields:
     heads = metadata.numbers(_KV_HEADS) if metadata.is_array(_KV_HEADS) else [1] * layers
     if len(heads) != layers:
         raise metadata.invalid(_KV_HEADS, f"{layers} numbers, one for each layer")
+    width = metadata.count(".shortconv.l_cache")
+    _check_convolutions(header, "shortconv.conv", metadata.count(".embedding_length"), width)
     return {
         "norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
         "block_auto_adjust_ff_dim": False,
-        "conv_L_cache": metadata.count(".shortconv.l_cache"),
+        "conv_L_cache": width,
         "layer_types": [_FULL if each else _CONVOLUTION for each in heads],
     }
 
 
+def _check_convolutions(header: GgufHeader, within: str, channels: int, width: int) -> None:
+    """Raise unless the convolutions are of that size, before anything of it is allocated.
+
+    Raises:
+        CheckpointError: one is of another.
+    """
+    for name, place in header.tensors.items():
+        if name_within(name) == within and place.shape not in ((channels, width), (channels, 1, width)):
+            raise CheckpointError(
+                f"{header.path}: tensor `{name}` has shape {list(place.shape)} but the metadata makes it "
+                f"{[channels, width]}."
+            )
+
+
 def _qwen35(metadata: Metadata, header: GgufHeader) -> Fields:
-    del header
-    heads = DeltaHeads.read(metadata)
+    heads, width = DeltaHeads.read(metadata), metadata.count(".ssm.conv_kernel")
+    _check_convolutions(header, "ssm_conv1d", 2 * heads.keys + heads.values, width)
     layers = metadata.count(".block_count") - metadata.count(_PREDICTING, 0)
     if layers < 1:
         raise metadata.invalid(_PREDICTING, "fewer than the layers")
     return {
         "num_hidden_layers": layers,
         "layer_types": _layer_types(metadata, layers),
-        "linear_conv_kernel_dim": metadata.count(".ssm.conv_kernel"),
+        "linear_conv_kernel_dim": width,
         "linear_num_key_heads": heads.key_heads,
         "linear_num_value_heads": heads.value_heads,
         "linear_key_head_dim": heads.head_dim,
