@@ -32,6 +32,9 @@ TEXTS = (
 CORPUS = [*TEXTS, "the quick brown fox jumps over the lazy dog " * 20, "0123456789 " * 10]
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 QWEN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_35 = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _WORD_START, _WORD_END = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -60,7 +63,9 @@ PUBLISHED: dict[str, tuple[pre_tokenizers.PreTokenizer, bool, bool]] = {
         False,
     ),
     "qwen2": (split(QWEN), True, False),
+    "qwen35": (split(QWEN_35), True, False),
     "llama-bpe": (split(LLAMA), False, True),
+    "lfm2": (split(LLAMA), False, True),
     "dbrx": (split(LLAMA), False, False),
     "gpt-4o": (split(O200K), False, True),
 }

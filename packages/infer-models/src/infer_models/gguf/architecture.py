@@ -1,11 +1,9 @@
 """`Architecture`: what is known of a `general.architecture` beside its metadata."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
-
-from torch import Tensor
 
 from infer_models.gguf.header import GgufHeader
 from infer_models.gguf.metadata import Metadata
@@ -39,5 +37,5 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     scaling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     has_states: bool = False
-    rows: Callable[[Metadata, str, int], Mapping[str, Tensor]] = lambda *_: {}
+    rows: Callable[[Metadata, str, int], Mapping[str, Sequence[int]]] = lambda *_: {}
     columns_in_turns: str | None = None

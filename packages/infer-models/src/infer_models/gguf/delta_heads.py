@@ -11,9 +11,6 @@ Of two key heads with three value heads each:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from infer_models.gguf.metadata import Metadata
 
 _HEAD_MULTIPLE = 16
@@ -68,21 +65,23 @@ class DeltaHeads:
         """Elements of all value heads."""
         return self.value_heads * self.head_dim
 
-    def in_turns(self, size: int, *, num_before: int = 0) -> Tensor:
+    def in_turns(self, size: int, *, num_before: int = 0) -> list[int]:
         """Return the stored row of each row, where value heads of `size` rows take turns, after rows as they are."""
-        stored = torch.arange(self.value_heads * size).view(self.num_turns, self.key_heads, size)
-        return torch.cat([torch.arange(num_before), num_before + stored.transpose(0, 1).flatten()])
+        heads = [turn * self.key_heads + key for key in range(self.key_heads) for turn in range(self.num_turns)]
+        stored = [num_before + head * size + row for head in heads for row in range(size)]
+        return [*range(num_before), *stored]
 
-    def together(self, sizes: Sequence[int], parts: Sequence[int]) -> Tensor:
+    def together(self, sizes: Sequence[int], parts: Sequence[int]) -> list[int]:
         """Return the stored rows of some parts, where each key head has rows of all parts together, of these sizes."""
-        stored = torch.arange(self.key_heads * sum(sizes)).view(self.key_heads, -1)
-        starts = [sum(sizes[:part]) for part in parts]
-        return torch.cat(
-            [stored[:, start : start + sizes[part]].flatten() for part, start in zip(parts, starts, strict=True)]
-        )
+        return [
+            key * sum(sizes) + sum(sizes[:part]) + row
+            for part in parts
+            for key in range(self.key_heads)
+            for row in range(sizes[part])
+        ]
 
 
-def rows_in_turns(metadata: Metadata, name: str, num_rows: int) -> Mapping[str, Tensor]:
+def rows_in_turns(metadata: Metadata, name: str, num_rows: int) -> Mapping[str, Sequence[int]]:
     """Return the orders of the rows of a tensor of `qwen35`, as `Architecture.rows`."""
     known = {
         "attn_qkv": ("linear_attn.in_proj_qkv.weight", True, True),
@@ -103,7 +102,7 @@ def rows_in_turns(metadata: Metadata, name: str, num_rows: int) -> Mapping[str, 
     return {own: heads.in_turns(size, num_before=num_before)}
 
 
-def rows_together(metadata: Metadata, name: str, num_rows: int) -> Mapping[str, Tensor]:
+def rows_together(metadata: Metadata, name: str, num_rows: int) -> Mapping[str, Sequence[int]]:
     """Return the orders of the rows of a tensor of `qwen3next`, as `Architecture.rows`; `ssm_in` is in old files."""
     if name not in ("ssm_ba", "ssm_in"):
         return {}

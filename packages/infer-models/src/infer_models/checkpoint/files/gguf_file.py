@@ -173,7 +173,10 @@ def _as_models(tensor: StoredTensor, architecture: Architecture, metadata: Metad
         return {name: _as_gguf(tensor, **changes) if changes else tensor}
     return {
         part_name(tensor.name, part): _as_gguf(
-            replace(tensor, shape=(len(order), *tensor.shape[1:])), order=order, stored_rows=tensor.shape[0], **changes
+            replace(tensor, shape=(len(order), *tensor.shape[1:])),
+            order=torch.tensor(order),
+            stored_rows=tensor.shape[0],
+            **changes,
         )
         for part, order in rows.items()
     }
