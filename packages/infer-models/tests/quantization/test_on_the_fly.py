@@ -53,6 +53,8 @@ def test_every_family_computes_nearly_the_same(tmp_path: Path, family: str) -> N
         allowed = most if plain.config.moe is None else 0.5
         if TINY_FAMILIES[family].has_states:  # whose norms divide by outputs that may be close to zero
             allowed = max(0.2, allowed) if plain.config.moe is None else 0.8
+        elif plain.config.per_layer_input_size:  # gates of a layer's own inputs multiply its output
+            allowed = max(0.1, allowed)
         assert relative_error(logits_of(model), logits_of(plain)) < allowed, quantization
 
 
@@ -82,9 +84,10 @@ def test_int4_keeps_eight_bits_where_errors_cost_most(tmp_path: Path, family: st
     last = model.config.num_layers - 1
     for layer in range(last + 1):
         attention: Any = model.get_submodule(f"model.layers.{layer}")
-        attention = attention.get_submodule(attention.attention_name)
+        attention = attention.get_submodule(getattr(attention, "attention_name", "self_attn"))
         first, last_one = ("qkv_proj", "o_proj") if model.config.attends(layer) else ("in_proj", "out_proj")
-        assert attention.get_submodule(first).weight.encoding == "int8"
+        if not model.config.attends(layer) or model.config.has_cache(layer):
+            assert attention.get_submodule(first).weight.encoding == "int8"
         assert attention.get_submodule(last_one).weight.encoding == "int4"
         if hasattr(model.get_submodule(f"model.layers.{layer}.mlp"), "down_proj"):
             expected = "int8" if layer in (0, last) else "int4"

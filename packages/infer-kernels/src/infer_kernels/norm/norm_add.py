@@ -145,10 +145,12 @@ def norm_add(
     check_residual(x, residual, out, None, dims=(2, 3))
     check_scale(x, scale)
     if takes_triton(x, residual, weight):
-        out = torch.empty_like(x) if out is None else out
-        rows = [each if x.dim() == 2 else each.view(-1, x.shape[-1]) for each in (x, residual, out)]
-        norm_add_triton(rows[0], rows[1], weight, eps, variant=variant, scale=scale, out=rows[2])
-        return out
+        if x.dim() == 2:
+            out = torch.empty_like(x) if out is None else out
+            return norm_add_triton(x, residual, weight, eps, variant=variant, scale=scale, out=out)
+        rows = x.new_empty(x.shape).flatten(0, 1)
+        norm_add_triton(x.flatten(0, 1), residual.flatten(0, 1), weight, eps, variant=variant, scale=scale, out=rows)
+        return rows.view(x.shape) if out is None else out.copy_(rows.view(x.shape))
     if takes_cpu_kernel(x, residual, weight):
         is_gemma = variant == "gemma"
         return cpu.norm(

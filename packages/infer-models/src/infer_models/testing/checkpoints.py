@@ -4,6 +4,7 @@ The weights are spread widely, so that attention matters and the two best logits
 """
 
 import json
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def save_tiny_twin(
     """
     import transformers  # noqa: PLC0415 - only tests have it
 
-    fields = SHAPE | tiny.fields | overrides
+    fields = deepcopy(
+        SHAPE | tiny.fields | overrides
+    )  # `transformers` writes into tables of rotations that it is given
     config = getattr(transformers, tiny.config)(**fields)
     if tiny.wrapper is not None:
         outer, vision = tiny.wrapper
