@@ -82,13 +82,14 @@ def test_a_fault_of_one_request_ends_it_alone(
 
 @parametrize_each_value(family=list(FAMILIES), fault=list(FAULTS))
 def test_a_request_that_fails_in_its_decodes_keeps_what_it_had(
-    folder: Path, expected: dict[str, list[int]], fault: str
+    folder: Path, expected: dict[str, list[int]], family: str, fault: str
 ) -> None:
     where, _ = FAULTS[fault]
     outputs = run(ModelEngine(folder, block_size=4, faults=[Fault(**where, request_id="three", step=4)]))
     assert error_codes(outputs).keys() == {"three"}
     kept = {name: tokens_of(of_one) for name, of_one in outputs.items()}
-    assert kept == expected | {"three": expected["three"][:4]}
+    num_kept = 4 - (family == "qwen3_5")  # whose prompt of nine tokens takes two steps: a state is kept after eight
+    assert kept == expected | {"three": expected["three"][:num_kept]}
 
 
 @parametrize_pairwise(

@@ -80,6 +80,13 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
     if "layer_types" in text:
         kinds = list(dict.fromkeys(text["layer_types"]))
         small["layer_types"] = (kinds * num_layers)[:num_layers]
+        if "per_layer_config" in text:  # Gemma 4's heads; layers that share keys need more layers than these
+            first = {kind: str(text["layer_types"].index(kind)) for kind in kinds}
+            own = {
+                str(layer): text["per_layer_config"].get(first[kind]) for layer, kind in enumerate(small["layer_types"])
+            }
+            small["per_layer_config"] = {layer: each for layer, each in own.items() if each is not None}
+            small["num_kv_shared_layers"] = 0
     elif config.model_type == "gemma3_text":
         small["sliding_window_pattern"] = num_layers
     if config.model_type == "smollm3":
