@@ -183,6 +183,7 @@ def test_a_value_that_is_not_supported_is_named(tmp_path: Path, changes: dict[st
 MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 OSS = {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
 ACTIVATION = {"hidden_act": "gelu"}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704}
 GEMMA4 = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 128256, "head_dim": 64}
 
 
@@ -215,7 +216,8 @@ GEMMA4 = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 128256, "he
             GEMMA4 | {"use_bidirectional_attention": "all"},
             "`use_bidirectional_attention` is 'all'; it must be `vision`",
         ),
-        (GEMMA4 | {"enable_moe_block": True}, "`enable_moe_block` is True; it must be false: experts beside the MLP"),
+        (GEMMA4 | GEMMA4_EXPERTS | {"top_k_experts": 9}, "`top_k_experts` is 9; it must be at most 8"),
+        (GEMMA4 | {"enable_moe_block": True, "num_experts": 8}, "`moe_intermediate_size` is missing"),
         (GEMMA4 | {"layer_types": ["chunked_attention"] * 16}, "`layer_types` is"),
         (GEMMA4 | {"global_head_dim": 1024}, "`global_head_dim` is 1024; it must be a multiple of 16 of at most 512"),
         (

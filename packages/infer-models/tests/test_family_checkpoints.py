@@ -61,7 +61,9 @@ def test_transformers_reads_what_is_saved(tmp_path: Path, family: str) -> None:
     save_model(model, tmp_path / "ours")
     theirs, ours = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
     assert theirs.keys() == ours.keys()
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    for name, tensor in theirs.items():
+        rtol = 1e-6 if name.endswith("router.scale") else 0  # parameters are multiples of it
+        torch.testing.assert_close(ours[name], tensor, rtol=rtol, atol=0, msg=name)
     shutil.copy(tmp_path / "theirs" / "config.json", tmp_path / "ours")
     twin: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     with torch.no_grad():

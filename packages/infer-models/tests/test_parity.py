@@ -129,6 +129,14 @@ CASES: dict[str, Save] = {
         final_logit_softcapping=2.0,
         sliding_window=30,
     ),
+    "gemma4_moe_with_all": case(
+        "gemma4_moe",
+        top_k_experts=6,
+        hidden_size_per_layer_input=16,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        rms_norm_eps=0.1,
+    ),
     "mistral3_untied": case("mistral3", tie_word_embeddings=False),
     "llava_untied": case("llava", tie_word_embeddings=False),
 }

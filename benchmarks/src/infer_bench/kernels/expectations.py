@@ -22,7 +22,7 @@ from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
 from infer_kernels.checks.compiled.gpu_cards import CARDS
 from infer_kernels.checks.compiled.instruction_counts import LoopCount, count_main_loop
 from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
-from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.activation import ExpertActivation
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import QuantizedWeight
 
@@ -258,7 +258,7 @@ def _count_experts(inputs: int, outputs: int, experts: int, pairs: int, *, is_ga
             torch.zeros(pairs, dtype=torch.int32),
             torch.zeros(3, 2, dtype=torch.int32),
             tile=tile,
-            activation=SwiGLU() if is_gated else None,
+            activation=ExpertActivation() if is_gated else None,
         )
     count = count_main_loop(log.compiled[-1], CAPABILITY)
     assert count is not None

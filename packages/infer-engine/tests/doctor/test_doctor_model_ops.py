@@ -13,7 +13,7 @@ from infer_engine.doctor.kernels import examine_kernels
 from infer_engine.doctor.model_ops import ops_of
 from infer_engine.testing.doctor import examined
 from infer_engine.testing.models import ALL_FAMILIES, save_servable
-from infer_kernels import SwiGLU
+from infer_kernels import ExpertActivation
 from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps
 from infer_models import CausalLM, KVCacheView, ModelConfig
 from infer_models.config import MoEConfig
@@ -58,6 +58,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA | {"embedding_scale": 8.0},
     "gemma3_wrapped": GEMMA | {"embedding_scale": 8.0},
     "gemma4": GEMMA4,
+    "gemma4_moe": GEMMA4,
     "gemma4_wrapped": GEMMA4,
     "gpt_oss": {"has_sinks": True, "qkv_bias": True, "output_bias": True, "activation": None},
     "lfm2": {"qk_norm": "llama"},
@@ -119,7 +120,7 @@ def test_ops_of_a_model_with_learned_positions_are_not_llamas(tmp_path: Path) ->
                 intermediate_size=48,
                 scoring="softmax",
                 normalize=True,
-                activation=SwiGLU(),
+                activation=ExpertActivation(),
             ),
         ),
         (
@@ -130,8 +131,20 @@ def test_ops_of_a_model_with_learned_positions_are_not_llamas(tmp_path: Path) ->
                 intermediate_size=96,
                 scoring="softmax_of_top_k",
                 normalize=True,
-                activation=SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0),
+                activation=ExpertActivation(alpha=1.702, limit=7.0, up_offset=1.0),
                 has_biases=True,
+            ),
+        ),
+        (
+            "gemma4_moe",
+            MoeOps(
+                experts=6,
+                experts_per_token=2,
+                intermediate_size=48,
+                scoring="softmax",
+                normalize=True,
+                activation=ExpertActivation(function="gelu_tanh"),
+                has_expert_scales=True,
             ),
         ),
     ],

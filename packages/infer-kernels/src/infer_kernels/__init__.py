@@ -31,11 +31,11 @@ from infer_kernels.linear import (
     prepack,
 )
 from infer_kernels.moe import (
+    ExpertActivation,
     ExpertChoice,
     FusedRouter,
     Routing,
     SeparateRouter,
-    SwiGLU,
     fused_moe,
     fused_moe_add_norm,
     moe_router,
@@ -91,6 +91,7 @@ __all__ = [
     "AttentionPlan",
     "ConvolutionActivation",
     "DeviceMetadata",
+    "ExpertActivation",
     "ExpertChoice",
     "FusedProducts",
     "FusedRouter",
@@ -106,7 +107,6 @@ __all__ = [
     "SeparateProducts",
     "SeparateRouter",
     "StateRows",
-    "SwiGLU",
     "TopLogprobs",
     "add_rms_norm",
     "apply_bitmask",

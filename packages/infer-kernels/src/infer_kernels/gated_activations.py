@@ -60,6 +60,14 @@ def gelu_tanh_and_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
+def gelu_tanh_triton(gate: tl.tensor) -> tl.tensor:
+    """The formula of a gate in fp32."""
+    # (1 + tanh(z)) / 2 = sigmoid(2 z), with sqrt(2 / pi) = 0.79788...
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(2.0 * inner)
+
+
+@triton.jit
 def gate_tile(
     gate: tl.tensor,  # fp32
     up: tl.tensor,  # fp32
@@ -67,12 +75,7 @@ def gate_tile(
     GELU: tl.constexpr,
 ) -> tl.tensor:
     """The formula on gates and ups in registers, in DTYPE."""
-    if GELU:
-        # (1 + tanh(z)) / 2 = sigmoid(2 z), with sqrt(2 / pi) = 0.79788...
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate * tl.sigmoid(2.0 * inner)
-    else:
-        activated = gate * tl.sigmoid(gate)
+    activated = gelu_tanh_triton(gate) if GELU else gate * tl.sigmoid(gate)
     return (activated.to(DTYPE).to(tl.float32) * up).to(DTYPE)
 
 

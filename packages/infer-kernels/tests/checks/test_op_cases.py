@@ -22,7 +22,6 @@ BY_KERNEL = {
 }
 """Of launches that are named by their kernels, the ops that they belong to."""
 WITHOUT_KERNEL = {"embedding", "sum_of_squares", "sharded_rms_norm"}
-WITHOUT_KERNEL |= {"causal_convolution", "gated_convolution", "gated_delta_rule", "gated_rms_norm", "sigmoid_gate"}
 PARTS = {"kept_tokens", "uniform"}
 """Of `sample`."""
 

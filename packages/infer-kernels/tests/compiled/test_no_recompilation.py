@@ -27,7 +27,7 @@ from infer_kernels.linear.linear_invariant import linear_invariant
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_triton
 from infer_kernels.moe import FusedRouter, fused_moe, fused_moe_add_norm, moe_router
-from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.activation import ExpertActivation
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.norm.add_rms_norm import add_rms_norm
 from infer_kernels.norm.norm_add import norm_add
@@ -213,7 +213,7 @@ def launch_quantized_moe(batch: Batch) -> object:
         INT4_DOWN,
         ids,
         ids.float(),
-        activation=SwiGLU(),
+        activation=ExpertActivation(),
         gate_up_bias=None,
         down_bias=None,
         out=batch.tensor(HIDDEN),
@@ -361,7 +361,7 @@ def test_experts_compile_few_tiles_where_bits_may_depend_on_the_batch() -> None:
                     INT4_DOWN,
                     ids,
                     ids.float(),
-                    activation=SwiGLU(),
+                    activation=ExpertActivation(),
                     gate_up_bias=None,
                     down_bias=None,
                     out=torch.empty_like(x),

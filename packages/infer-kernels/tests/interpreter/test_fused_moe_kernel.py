@@ -14,7 +14,7 @@ from infer_kernels.moe.fused_moe import fused_moe_reference
 from infer_kernels.moe.fused_moe_triton import group_pairs_triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "clamped_swiglu"]
+ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"]
 SMALL: dict[str, Any] = {"experts": 5, "experts_per_token": 2, "hidden": 48, "intermediate": 80}
 
 

@@ -17,7 +17,7 @@ from infer_kernels.quantization import Encoding
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]
-ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "clamped_swiglu"]
+ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"]
 
 
 def compute(

@@ -71,14 +71,23 @@ def assert_groups_as_by_a_launch_of_its_own(grouping: PairGrouping | None, ids: 
     rule=RULES,
     dtype=[torch.bfloat16, torch.float16],
     with_bias=[True, False],
+    is_scaled=[True, False],
 )
 def test_choice_and_grouping_are_the_bits_of_separate_launches_where_logits_are_exact(
-    rows: int, experts: tuple[int, int], rule: tuple[Scoring, bool], dtype: torch.dtype, *, with_bias: bool
+    rows: int,
+    experts: tuple[int, int],
+    rule: tuple[Scoring, bool],
+    dtype: torch.dtype,
+    *,
+    with_bias: bool,
+    is_scaled: bool,
 ) -> None:
     x, weight, bias, logits = whole_numbers(rows, experts[0], dtype)
     if not with_bias:
         bias, logits = None, (x.double() @ weight.double().T).to(dtype)  # type: ignore[assignment]  # it is optional
     options: dict[str, Any] = {"experts_per_token": experts[1], "scoring": rule[0], "normalize": rule[1]}
+    if is_scaled:
+        options["expert_scales"] = torch.randn(experts[0]).to(dtype)
     routing = routed(x, weight, bias, **options)
     expected = moe_router(logits, **options)
     assert routing.rows is x

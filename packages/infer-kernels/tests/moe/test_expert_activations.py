@@ -5,26 +5,37 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels import SwiGLU, fused_moe, prepack_experts, silu_and_mul
+from infer_kernels import ExpertActivation, fused_moe, gelu_tanh_and_mul, prepack_experts, silu_and_mul
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.moe.activation import ActivationName, activate_reference, activate_torch
-from infer_kernels.reference import fused_moe_reference, silu_and_mul_reference
+from infer_kernels.reference import fused_moe_reference, gelu_tanh_and_mul_reference, silu_and_mul_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "clamped_swiglu"]
+ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"]
 SMALL: dict[str, Any] = {"experts": 5, "experts_per_token": 2, "hidden": 33, "intermediate": 17}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_plain_activation_is_silu_and_mul(dtype: torch.dtype) -> None:
     gate_up = torch.randn(7, 60).to(dtype)
-    assert_within_roundings(activate_reference(gate_up, SwiGLU()), silu_and_mul_reference(gate_up))
-    assert_within_roundings(activate_torch(gate_up, SwiGLU()), silu_and_mul(gate_up))
+    assert_within_roundings(activate_reference(gate_up, ExpertActivation()), silu_and_mul_reference(gate_up))
+    assert_within_roundings(activate_torch(gate_up, ExpertActivation()), silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_is_gelu_tanh_and_mul_and_takes_limits_too(dtype: torch.dtype) -> None:
+    gate_up, gelu = 4 * torch.randn(7, 60).to(dtype), ExpertActivation(function="gelu_tanh")
+    assert_within_roundings(activate_reference(gate_up, gelu), gelu_tanh_and_mul_reference(gate_up))
+    assert_within_roundings(activate_torch(gate_up, gelu), gelu_tanh_and_mul(gate_up))
+    limited = ExpertActivation(function="gelu_tanh", limit=1.0)
+    gates, ups = gate_up.chunk(2, dim=-1)
+    clamped = torch.cat([gates.clamp(max=1.0), ups.clamp(-1.0, 1.0)], dim=-1)
+    assert_within_roundings(activate_torch(gate_up, limited), gelu_tanh_and_mul_reference(clamped))
 
 
 def test_the_clamped_activation_clamps_gates_above_and_ups_on_both_sides() -> None:
-    numbers = SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0)
+    numbers = ExpertActivation(alpha=1.702, limit=7.0, up_offset=1.0)
     gate_up = torch.tensor([[9.0, -9.0, 7.0, 9.0, -9.0, 7.0]])
     sevens = 7.0 * torch.sigmoid(torch.tensor(1.702 * 7.0))
     nines = -9.0 * torch.sigmoid(torch.tensor(1.702 * -9.0))
@@ -66,4 +77,4 @@ def test_a_weight_of_another_rank_is_not_packed() -> None:
 )
 def test_an_activation_with_wrong_numbers_is_refused(numbers: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SwiGLU(**numbers)
+        ExpertActivation(**numbers)

@@ -18,7 +18,7 @@ from infer_kernels.reference import fused_moe_reference
 pytestmark = pytest.mark.usefixtures("every_path")
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "clamped_swiglu"]
+ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"]
 SMALL: dict[str, Any] = {"experts": 5, "experts_per_token": 2, "hidden": 33, "intermediate": 17}
 
 

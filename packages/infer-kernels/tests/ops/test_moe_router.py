@@ -35,6 +35,18 @@ def test_choice_equals_reference(
     torch.testing.assert_close(actual.expert_weights, expected.expert_weights, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_are_multiplied_by_the_scales_of_their_experts(rule: tuple[Scoring, bool], dtype: torch.dtype) -> None:
+    logits, scales = torch.randn(5, 19).to(dtype), torch.randn(19).to(dtype)
+    options: dict[str, Any] = {"experts_per_token": 3, "scoring": rule[0], "normalize": rule[1]}
+    plain, scaled = moe_router(logits, **options), moe_router(logits, **options, expert_scales=scales)
+    expected = moe_router_reference(logits, **options, expert_scales=scales)
+    assert torch.equal(scaled.expert_ids, plain.expert_ids)
+    assert torch.equal(scaled.expert_weights, plain.expert_weights * scales.float()[plain.expert_ids.long()])
+    torch.testing.assert_close(scaled.expert_weights, expected.expert_weights, rtol=2e-6, atol=1e-7)
+
+
 def test_normalized_weights_sum_to_one_and_others_to_the_share_of_the_chosen() -> None:
     logits = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
     shares = logits.softmax(dim=-1)[0]
@@ -96,6 +108,7 @@ def test_strided_rows_are_taken() -> None:
         ({"scoring": "sigmoid"}, r"`scoring` is 'sigmoid'; pass one of \['softmax', 'softmax_of_top_k'\]"),
         ({"logits": torch.zeros(8)}, r"`logits` has shape \[8\]; pass \[tokens, experts\]"),
         ({"logits": torch.zeros(8, 3).T}, r"`logits` has stride 3 in its last dimension"),
+        ({"expert_scales": torch.zeros(9)}, r"`expert_scales` has shape \[9\]; pass \[8\]"),
     ],
 )
 def test_wrong_value_is_named_with_its_fix(change: dict[str, Any], message: str) -> None:

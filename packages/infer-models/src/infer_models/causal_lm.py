@@ -37,10 +37,12 @@ class CausalLM(nn.Module):
         ignored_tensors: patterns (as of `fnmatch`) of names that checkpoints of the family, unlike others, carry
             needlessly; some models of a family have more of them than others.
         stored_names: parts of names, between dots, for which checkpoints of the family have others.
+        stacks_experts: checkpoints of the family have the experts of a layer in two tensors; both ways are read.
     """
 
     ignored_tensors: tuple[str, ...] = ()
     stored_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    stacks_experts: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
         """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""

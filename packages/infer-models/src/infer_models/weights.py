@@ -315,6 +315,43 @@ class ArrangedWeight:
         return torch.stack([self.restore(item).contiguous() for item in _plain(self.target)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledWeight:
+    """A tensor of a checkpoint whose numbers the parameter holds multiplied by a factor.
+
+    Attributes:
+        target: the parameter, of the shape of the checkpoint's tensor.
+        factor: multiplies its numbers.
+    """
+
+    target: Tensor
+    factor: float
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor."""
+        return tuple(self.target.shape)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers that the checkpoint's tensor holds."""
+        return self.target.numel()
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return the numbers of `whole`, the checkpoint's tensor, multiplied."""
+        return whole.float() * self.factor
+
+    def fill(self, whole: Tensor | QuantizedWeight) -> None:
+        """Copy `whole`, the checkpoint's tensor, multiplied."""
+        assert isinstance(whole, Tensor)
+        self.target.copy_(self.of(whole))
+
+    def stored(self) -> Tensor:
+        """Return the checkpoint's tensor, but for a rounding."""
+        return (self.target.float() / self.factor).to(self.target.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Padding:
     """Heads of `stored` elements in checkpoints, of which parameters hold `held`: the others are zeros."""

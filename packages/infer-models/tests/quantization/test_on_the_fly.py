@@ -50,7 +50,7 @@ def test_every_family_computes_nearly_the_same(tmp_path: Path, family: str) -> N
         model = load(tmp_path, quantization)
         model.prepack()
         # Tiny random models magnify every error, and choose other experts; a wrong product is off by more than logits.
-        allowed = most if plain.config.moe is None else 0.5
+        allowed = most if plain.config.moe is None else 0.65
         if TINY_FAMILIES[family].has_states:  # whose norms divide by outputs that may be close to zero
             allowed = max(0.2, allowed) if plain.config.moe is None else 0.8
         elif plain.config.per_layer_input_size:  # gates of a layer's own inputs multiply its output

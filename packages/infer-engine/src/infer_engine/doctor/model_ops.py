@@ -168,6 +168,7 @@ def _moe_ops(calls: Sequence[OpCall]) -> MoeOps | None:
         normalize=router is not None and router["normalize"],
         activation=experts["activation"],
         has_biases=experts["down_bias"] is not None,
+        has_expert_scales=router is not None and router["expert_scales"] is not None,
     )
 
 

@@ -93,7 +93,8 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
         small["no_rope_layers"] = [int(rope is not None) for rope in dict.fromkeys(config.ropes)] * num_layers
     if config.moe is not None:  # all experts compute every token: among near ties rounding would choose
         num_experts = min(config.moe.num_experts, MAX_EXPERTS)
-        small |= dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), num_experts)
+        names = ("num_experts", "num_local_experts", "num_experts_per_tok", "top_k_experts")
+        small |= dict.fromkeys(names, num_experts)
         small["mlp_only_layers"] = []
         small["moe_intermediate_size"] = min(config.moe.intermediate_size, MAX_EXPERT_INTERMEDIATE)
         if config.moe.intermediate_size == config.intermediate_size:

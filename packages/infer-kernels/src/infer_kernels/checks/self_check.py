@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.moe.activation import ActivationName, SwiGLU
+from infer_kernels.moe.activation import ActivationName, ExpertActivation
 from infer_kernels.moe.router import Scoring
 from infer_kernels.norm import NormVariant
 from infer_kernels.quantization import Encoding, QuantizedWeight
@@ -32,6 +32,7 @@ class MoeOps:
         normalize: the weights are divided by their sum.
         activation: activation of the experts' MLPs.
         has_biases: the experts' layers have biases.
+        has_expert_scales: weights are multiplied by a number of their expert.
     """
 
     experts: int
@@ -39,8 +40,9 @@ class MoeOps:
     intermediate_size: int
     scoring: Scoring
     normalize: bool
-    activation: ActivationName | SwiGLU
+    activation: ActivationName | ExpertActivation
     has_biases: bool = False
+    has_expert_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

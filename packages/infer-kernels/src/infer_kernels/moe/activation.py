@@ -3,14 +3,18 @@
 With gate, up the halves of a row:
 
     gate = min(gate, limit),  up = min(max(up, -limit), limit)
-    y = gate * sigmoid(alpha * gate) * (up + up_offset)
+    y = function(gate) * (up + up_offset)
+
+The function is silu(gate) = gate * sigmoid(alpha * gate), or gelu_tanh as of `gelu_tanh_and_mul`.
 
 `silu_and_mul` is alpha 1 without a limit or an offset. gpt-oss clamps and adds one to the ups: `GptOssExperts` of
 `transformers`.
 
-Precision: gate * sigmoid(alpha * gate) is computed in fp32 and rounded to the storage dtype, then multiplied by the
-fp32 sum and rounded again: the rounding points of `silu_and_mul`.
+Precision: the function is computed in fp32 and rounded to the storage dtype, then multiplied by the fp32 sum and
+rounded again: the rounding points of `silu_and_mul`.
 """
+
+# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import math
 from dataclasses import dataclass
@@ -20,20 +24,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from infer_kernels.gated_activations import activate_rows
+from infer_kernels.gated_activations import GatedActivation, activate_rows, gelu_tanh_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwiGLU:
+class ExpertActivation:
     """The numbers of the formula above.
 
     Attributes:
-        alpha: multiplies the gate inside the sigmoid; positive.
+        function: what is computed of the gate.
+        alpha: multiplies the gate inside the sigmoid of "silu"; positive.
         limit: limit of the gate from above, and of the up from both sides; positive.
         up_offset: added to the up.
     """
 
+    function: GatedActivation = "silu"
     alpha: float = 1.0
     limit: float = math.inf
     up_offset: float = 0.0
@@ -50,43 +57,49 @@ class SwiGLU:
             raise ValueError(f"`limit` is {self.limit}; pass a positive number, or infinity for none")
 
 
-ActivationName = Literal["silu_and_mul", "clamped_swiglu"]
+ActivationName = Literal["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"]
 
-ACTIVATIONS: dict[ActivationName, SwiGLU] = {
-    "silu_and_mul": SwiGLU(),
-    "clamped_swiglu": SwiGLU(alpha=1.702, limit=7.0, up_offset=1.0),
+ACTIVATIONS: dict[ActivationName, ExpertActivation] = {
+    "silu_and_mul": ExpertActivation(),
+    "gelu_tanh_and_mul": ExpertActivation(function="gelu_tanh"),
+    "clamped_swiglu": ExpertActivation(alpha=1.702, limit=7.0, up_offset=1.0),
 }
-"""By name; the second with the numbers of gpt-oss."""
+"""By name; the last with the numbers of gpt-oss."""
 
 
-def choose_activation(activation: ActivationName | SwiGLU) -> SwiGLU:
+def choose_activation(activation: ActivationName | ExpertActivation) -> ExpertActivation:
     """Return the numbers of an activation.
 
     Raises:
         ValueError: there is none of this name.
     """
-    if isinstance(activation, SwiGLU):
+    if isinstance(activation, ExpertActivation):
         return activation
     if activation not in ACTIVATIONS:
-        raise ValueError(f"`activation` is {activation!r}; pass one of {list(ACTIVATIONS)} or a `SwiGLU`")
+        raise ValueError(f"`activation` is {activation!r}; pass one of {list(ACTIVATIONS)} or a `ExpertActivation`")
     return ACTIVATIONS[activation]
 
 
-def activate_reference(gate_up: Tensor, activation: SwiGLU) -> Tensor:
+def activate_reference(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
     """The formula on gate_up [..., 2 * intermediate], in plain fp32 PyTorch. Differentiable."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
-    activated = (gate * torch.sigmoid(activation.alpha * gate)).to(gate_up.dtype)
+    if activation.function == "gelu_tanh":
+        numbers = functional.gelu(gate, approximate="tanh")
+    else:
+        numbers = gate * torch.sigmoid(activation.alpha * gate)
+    activated = numbers.to(gate_up.dtype)
     return (activated.float() * (up + activation.up_offset)).to(gate_up.dtype)
 
 
-def activate_torch(gate_up: Tensor, activation: SwiGLU) -> Tensor:
+def activate_torch(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
     """The formula on gate_up [rows, 2 * intermediate]; a row's bits do not depend on the others. Differentiable."""
     numbers = gate_up.float()
-    # alpha * gate * sigmoid(alpha * gate) / alpha: silu has a form that computes by whole rows, of a view that lies
-    # apart: the rows of a contiguous tensor would be computed as one.
-    scaled, _ = (numbers.clamp(max=activation.limit) * activation.alpha).chunk(2, dim=-1)
-    activated = (activate_rows(scaled, "silu") / activation.alpha).to(gate_up.dtype)
+    # Activations have a form that computes by whole rows, of a view that lies apart: the rows of a contiguous tensor
+    # would be computed as one. That of silu has no alpha: alpha * gate * sigmoid(alpha * gate) / alpha.
+    alpha = activation.alpha if activation.function == "silu" else 1.0
+    scaled, _ = (numbers.clamp(max=activation.limit) * alpha).chunk(2, dim=-1)
+    activated = (activate_rows(scaled, activation.function) / alpha).to(gate_up.dtype)
     _, up = numbers.clamp(-activation.limit, activation.limit).chunk(2, dim=-1)
     return (activated.float() * (up + activation.up_offset)).to(gate_up.dtype)
 
@@ -109,8 +122,10 @@ def activate(
     limit: tl.tensor,
     up_offset: tl.tensor,
     dtype: tl.constexpr,  # of the storage
+    GELU: tl.constexpr,
 ) -> tl.tensor:
     """The formula in fp32, still to be rounded to `dtype`, with the rounding points above."""
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     gate, up = clamped(gate, float("-inf"), limit), clamped(up, -limit, limit)
-    return (gate * tl.sigmoid(alpha * gate)).to(dtype).to(tl.float32) * (up + up_offset)
+    activated = gelu_tanh_triton(gate) if GELU else gate * tl.sigmoid(alpha * gate)
+    return activated.to(dtype).to(tl.float32) * (up + up_offset)

@@ -16,16 +16,17 @@ from infer_kernels.cpu.packed_weight import (
 )
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.cpu import pack_into
+from infer_kernels.moe.activation import ExpertActivation
 
 BLOCK_ROWS = 96
 """Rows of a block, as in `csrc/moe.cpp`."""
 _BLOCK_WORDS = 3
-_ROUTER = Struct("PPPqqqq")
+_ROUTER = Struct("PPPqPqqq")
 _ROUTING = "PPPPP"
 _GROUP = Struct("Pqqq" + _ROUTING)
 _PRODUCTS = Struct("PqPqPPqqqq" + _ROUTING)
 _PRODUCTS_QUANTIZED = Struct("PqPqPPqqq" + LAYOUT + _ROUTING)
-_ACTIVATION = Struct("Pqddd" + _ROUTING)
+_ACTIVATION = Struct("Pqqddd" + _ROUTING)
 _SUM = Struct("PqPPqq" + _ROUTING)
 
 
@@ -38,7 +39,9 @@ def pack_experts(weight: Tensor) -> PackedExperts:
     return PackedExperts(panels=panels, out_features=out_features, in_features=in_features)
 
 
-def router(logits: Tensor, *, experts_per_token: int, over_all: bool) -> tuple[Tensor, Tensor]:
+def router(
+    logits: Tensor, *, experts_per_token: int, over_all: bool, expert_scales: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return ids and weights [tokens, experts_per_token] of the largest logits [tokens, experts]."""
     tokens, experts = logits.shape
     ids = empty((tokens, experts_per_token), torch.int32)
@@ -48,6 +51,7 @@ def router(logits: Tensor, *, experts_per_token: int, over_all: bool) -> tuple[T
         weights.data_ptr(),
         logits.data_ptr(),
         logits.stride(0),
+        0 if expert_scales is None else expert_scales.data_ptr(),
         experts,
         experts_per_token,
         over_all,
@@ -63,9 +67,7 @@ def fused_moe(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    alpha: float,
-    limit: float,
-    up_offset: float,
+    activation: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     out: Tensor | None,
@@ -85,7 +87,15 @@ def fused_moe(
     ids = expert_ids.data_ptr(), expert_ids.element_size()
     run("moe_group", x.dtype, tokens, _GROUP.pack(*ids, chosen, experts, *routing), work=pairs)
     _multiply(x, gate_up, gate_up_bias, gates_and_ups, tokens=tokens, chosen=chosen, routing=routing)
-    arguments = _ACTIVATION.pack(gates_and_ups.data_ptr(), width, alpha, limit, up_offset, *routing)
+    arguments = _ACTIVATION.pack(
+        gates_and_ups.data_ptr(),
+        width,
+        activation.function == "gelu_tanh",
+        activation.alpha,
+        activation.limit,
+        activation.up_offset,
+        *routing,
+    )
     run("moe_activation", x.dtype, tokens, arguments, work=gates_and_ups.numel())
     _multiply(gates_and_ups, down, down_bias, products, tokens=tokens, chosen=0, routing=routing)
     arguments = _SUM.pack(

@@ -40,7 +40,13 @@ from infer_kernels.linear.linear_invariant import linear_invariant_torch
 from infer_kernels.linear.quantized import cpu as cpu_quantized
 from infer_kernels.linear.quantized.multiply import prepack_quantized
 from infer_kernels.moe import cpu
-from infer_kernels.moe.activation import ActivationName, SwiGLU, activate_reference, activate_torch, choose_activation
+from infer_kernels.moe.activation import (
+    ActivationName,
+    ExpertActivation,
+    activate_reference,
+    activate_torch,
+    choose_activation,
+)
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_torch, fused_moe_quantized_triton
 from infer_kernels.moe.fused_moe_triton import AddedResidual, PairGrouping, fused_moe_triton
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
@@ -58,7 +64,7 @@ def fused_moe_reference(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: ActivationName | SwiGLU,
+    activation: ActivationName | ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
@@ -89,7 +95,7 @@ def fused_moe_quantized_reference(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: ActivationName | SwiGLU,
+    activation: ActivationName | ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
@@ -113,7 +119,7 @@ def fused_moe_torch(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: SwiGLU,
+    activation: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
 ) -> Tensor:
@@ -160,7 +166,7 @@ def fused_moe(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: ActivationName | SwiGLU,
+    activation: ActivationName | ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     out: Tensor | None = None,
@@ -177,7 +183,7 @@ def fused_moe(
         expert_ids: [tokens, experts_per_token], int32 or int64, from `moe_router`; a row with an id that no expert has
             is NaN.
         expert_weights: [tokens, experts_per_token] fp32.
-        activation: "silu_and_mul", "clamped_swiglu" of gpt-oss, or one with other numbers.
+        activation: "silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu" of gpt-oss, or one with other numbers.
         gate_up_bias: [experts, 2 * intermediate], or None.
         down_bias: [experts, hidden], or None.
         out: [tokens, hidden], of the dtype and device of `x`; not `x` itself.
@@ -203,9 +209,7 @@ def fused_moe(
             down,
             expert_ids,
             expert_weights,
-            alpha=numbers.alpha,
-            limit=numbers.limit,
-            up_offset=numbers.up_offset,
+            activation=numbers,
             **biases,
             out=out,
         )
@@ -290,7 +294,7 @@ def launch_experts(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: SwiGLU,
+    activation: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     out: Tensor,

@@ -19,7 +19,7 @@ from infer_kernels.arguments import require_like, require_shape
 from infer_kernels.dispatch import wants_grad
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm
-from infer_kernels.moe.activation import ActivationName, SwiGLU, choose_activation
+from infer_kernels.moe.activation import ActivationName, ExpertActivation, choose_activation
 from infer_kernels.moe.fused_moe import (
     ExpertsWeight,
     check_experts,
@@ -40,7 +40,7 @@ def fused_moe_add_norm_reference(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: ActivationName | SwiGLU,
+    activation: ActivationName | ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Tensor,
@@ -69,7 +69,7 @@ def fused_moe_add_norm(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: ActivationName | SwiGLU,
+    activation: ActivationName | ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     residual: Tensor,

@@ -28,7 +28,7 @@ from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch
 from infer_kernels.linear.quantized.quantized_tiles import QuantizedTile, choose_quantized_tile
-from infer_kernels.moe.activation import SwiGLU, activate, activate_torch
+from infer_kernels.moe.activation import ExpertActivation, activate, activate_torch
 from infer_kernels.moe.fused_moe_triton import (
     MOST_PARTS,
     AddedResidual,
@@ -98,6 +98,7 @@ def _quantized_expert_products_kernel(
     GROUP_SIZE: tl.constexpr,
     CODES: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,  # the activation where GATED
     SPLIT: tl.constexpr,  # inputs are divided over programs
 ) -> None:
     at = tiles + tl.program_id(0)
@@ -149,7 +150,7 @@ def _quantized_expert_products_kernel(
         column = tl.program_id(1).to(tl.int64) * (BLOCK_OUTPUTS // 2) + tl.arange(0, BLOCK_OUTPUTS // 2)
         halves = tl.reshape(products, (BLOCK_OUTPUTS // 2, 2, ROWS))
         gate, up = tl.split(tl.permute(halves, (0, 2, 1)))
-        products = activate(gate, up, alpha, limit, up_offset, out.dtype.element_ty)
+        products = activate(gate, up, alpha, limit, up_offset, out.dtype.element_ty, GELU)
     else:
         column = output
     if SPLIT:
@@ -168,7 +169,7 @@ def fused_moe_quantized_triton(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: SwiGLU,
+    activation: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     out: Tensor,
@@ -273,7 +274,7 @@ def quantized_expert_products_triton(
     tiles: Tensor,
     *,
     tile: QuantizedTile,
-    activation: SwiGLU | None,
+    activation: ExpertActivation | None,
 ) -> None:
     """Launch the products of each pair's row, of which a row of `x` has several or one, into `out`; unchecked.
 
@@ -281,7 +282,12 @@ def quantized_expert_products_triton(
     several parts, fp32 sums, of which the first has the bias.
     """
     (splits, pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
-    numbers, zeros, minimums, row_scales = activation or SwiGLU(), weight.zeros, weight.minimums, weight.row_scales
+    numbers, zeros, minimums, row_scales = (
+        activation or ExpertActivation(),
+        weight.zeros,
+        weight.minimums,
+        weight.row_scales,
+    )
     _quantized_expert_products_kernel[(tiles.shape[1], cdiv(weight.out_features, tile.outputs), splits)](
         out,
         x,
@@ -323,6 +329,7 @@ def quantized_expert_products_triton(
         GROUP_SIZE=weight.group_size if weight.scales.shape[-1] > 1 else 0,
         CODES=codes_of(weight),
         GATED=is_gated,
+        GELU=numbers.function == "gelu_tanh",
         SPLIT=splits > 1,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -337,7 +344,7 @@ def fused_moe_quantized_torch(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: SwiGLU,
+    activation: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
 ) -> Tensor:

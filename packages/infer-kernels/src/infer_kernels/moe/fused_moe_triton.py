@@ -27,7 +27,7 @@ from torch import Tensor
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.fused_products_triton import MAX_ROWS
 from infer_kernels.linear.product_tiles import ProductTile, choose_product_tile
-from infer_kernels.moe.activation import SwiGLU, activate
+from infer_kernels.moe.activation import ExpertActivation, activate
 
 _PAIRS = 1024
 """Pairs that a program of the first two kernels looks at together: where there are no more, one launch is enough."""
@@ -153,6 +153,7 @@ def _expert_products_kernel(
     BLOCK_INNER: tl.constexpr,
     WHOLE: tl.constexpr,  # inputs are a multiple of BLOCK_INNER
     GATED: tl.constexpr,
+    GELU: tl.constexpr,  # the activation where GATED
 ) -> None:
     at = tiles + tl.program_id(0)
     expert = tl.load(at).to(tl.int64)
@@ -187,7 +188,7 @@ def _expert_products_kernel(
         if GATED:
             ups += tl.load(bias_at + outputs, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        products = activate(products, ups, alpha, limit, up_offset, out.dtype.element_ty)
+        products = activate(products, ups, alpha, limit, up_offset, out.dtype.element_ty, GELU)
     tl.store(
         out + pair[:, None] * out_stride + column[None, :],
         products.to(out.dtype.element_ty),
@@ -253,7 +254,7 @@ def fused_moe_triton(
     expert_ids: Tensor,
     expert_weights: Tensor,
     *,
-    activation: SwiGLU,
+    activation: ExpertActivation,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     out: Tensor,
@@ -309,14 +310,14 @@ def expert_products_triton(
     tiles: Tensor,
     *,
     tile: ProductTile,
-    activation: SwiGLU | None,
+    activation: ExpertActivation | None,
 ) -> None:
     """Launch the products of each pair's row, of which a row of `x` has several or one, into `out`; unchecked.
 
     With an activation `weight` has gates and ups.
     """
     (pairs, outputs), (rows, inputs), is_gated = out.shape, x.shape, activation is not None
-    numbers = activation or SwiGLU()
+    numbers = activation or ExpertActivation()
     columns = tile.columns // 2 if is_gated else tile.columns  # gates and ups are two products
     _expert_products_kernel[(tiles.shape[1], cdiv(outputs, columns))](
         out,
@@ -342,6 +343,7 @@ def expert_products_triton(
         BLOCK_INNER=tile.inner,
         WHOLE=inputs % tile.inner == 0,
         GATED=is_gated,
+        GELU=numbers.function == "gelu_tanh",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,

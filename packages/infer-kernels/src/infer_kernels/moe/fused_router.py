@@ -32,7 +32,14 @@ from infer_kernels.linear.fused_products_triton import PendingNorm
 from infer_kernels.linear.linear import DenseWeight
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router_triton import MOST_CHOSEN, MOST_EXPERTS, MOST_INPUTS, fused_router_triton
-from infer_kernels.moe.router import ExpertChoice, Scoring, is_over_all, moe_router, moe_router_reference
+from infer_kernels.moe.router import (
+    ExpertChoice,
+    Scoring,
+    is_over_all,
+    moe_router,
+    moe_router_reference,
+    require_expert_scales,
+)
 
 
 class Routing(NamedTuple):
@@ -57,10 +64,16 @@ def fused_router_reference(
     experts_per_token: int,
     scoring: Scoring,
     normalize: bool,
+    expert_scales: Tensor | None = None,
 ) -> ExpertChoice:
     """The product and the choice in plain fp32 PyTorch, of rows that are normalized."""
-    logits = linear_reference(rows, weight, bias)
-    return moe_router_reference(logits, experts_per_token=experts_per_token, scoring=scoring, normalize=normalize)
+    return moe_router_reference(
+        linear_reference(rows, weight, bias),
+        experts_per_token=experts_per_token,
+        scoring=scoring,
+        normalize=normalize,
+        expert_scales=expert_scales,
+    )
 
 
 class SeparateRouter:
@@ -79,11 +92,17 @@ class SeparateRouter:
         experts_per_token: int,
         scoring: Scoring,
         normalize: bool,
+        expert_scales: Tensor | None = None,
     ) -> Routing:
         """Do as `FusedRouter.route`; nothing is grouped."""
         rows = apply_pending_norm(x)
-        logits = self._linear(rows, weight, bias)
-        choice = moe_router(logits, experts_per_token=experts_per_token, scoring=scoring, normalize=normalize)
+        choice = moe_router(
+            self._linear(rows, weight, bias),
+            experts_per_token=experts_per_token,
+            scoring=scoring,
+            normalize=normalize,
+            expert_scales=expert_scales,
+        )
         return Routing(rows, choice)
 
 
@@ -108,6 +127,7 @@ class FusedRouter:
         experts_per_token: int,
         scoring: Scoring,
         normalize: bool,
+        expert_scales: Tensor | None = None,
     ) -> Routing:
         """Normalize rows, and choose their experts.
 
@@ -115,9 +135,10 @@ class FusedRouter:
             x: [tokens, hidden].
             weight: [experts, hidden], of the dtype and device of `x`.
             bias: [experts], or None.
-            experts_per_token: as for `moe_router`, like the next two.
+            experts_per_token: as for `moe_router`, like the next three.
             scoring: "softmax" over all experts, or "softmax_of_top_k" over the chosen.
             normalize: divide the weights by their sum.
+            expert_scales: [experts], multiply the weights of their experts; or None.
 
         Returns:
             What `fused_moe` and `fused_moe_add_norm` take.
@@ -128,10 +149,18 @@ class FusedRouter:
         """
         if not self._takes(x, weight, experts_per_token):
             return self._separate.route(
-                x, weight, bias, experts_per_token=experts_per_token, scoring=scoring, normalize=normalize
+                x,
+                weight,
+                bias,
+                experts_per_token=experts_per_token,
+                scoring=scoring,
+                normalize=normalize,
+                expert_scales=expert_scales,
             )
         assert isinstance(weight, Tensor)
         check_product(x, weight, bias)
+        if expert_scales is not None:
+            require_expert_scales(expert_scales, experts=len(weight), name="weight", like=weight)
         over_all = is_over_all(len(weight), experts_per_token, scoring=scoring, normalize=normalize)
         rows, choice, grouping = fused_router_triton(
             x,
@@ -140,6 +169,7 @@ class FusedRouter:
             semaphores=self._products.semaphores,
             experts_per_token=experts_per_token,
             over_all=over_all,
+            expert_scales=expert_scales,
         )
         return Routing(rows, choice, grouping)
 

@@ -85,6 +85,7 @@ def _fused_router_kernel(
     x: tl.tensor,  # [rows, hidden]
     weight: tl.tensor,  # [experts, hidden]
     bias: tl.tensor,  # [experts], or None
+    expert_scales: tl.tensor,  # [experts], or None
     norm_weight: tl.tensor,  # [hidden]; None without a NORM
     norm_squares: tl.tensor,  # fp32 [norm_tiles, ROWS], of x; None without a NORM
     partials: tl.tensor,  # fp32 [SPLITS, ROWS, BLOCK_EXPERTS]
@@ -139,6 +140,8 @@ def _fused_router_kernel(
         ids, weights, places = choose_experts(
             values, experts, experts_per_token, ROWS, BLOCK_EXPERTS, BLOCK_CHOSEN, OVER_ALL
         )
+        if expert_scales is not None:
+            weights *= tl.load(expert_scales + ids).to(tl.float32)
         lane = tl.arange(0, BLOCK_CHOSEN)[None, :]
         stored = (token < rows) & (lane < experts_per_token)
         tl.store(expert_ids + token * experts_per_token + lane, ids, mask=stored)
@@ -154,6 +157,7 @@ def fused_router_triton(
     semaphores: Tensor,
     experts_per_token: int,
     over_all: bool,
+    expert_scales: Tensor | None,
 ) -> tuple[Tensor, ExpertChoice, PairGrouping]:
     """Launch the kernel; unchecked.
 
@@ -164,6 +168,7 @@ def fused_router_triton(
         semaphores: [at least 1] int32, zeros.
         experts_per_token: at most 16.
         over_all: weights are shares of all experts, not of the chosen.
+        expert_scales: [experts], or None, multiply the weights.
 
     Returns:
         The normalized rows, their experts, and the pairs in the order of experts.
@@ -188,6 +193,7 @@ def fused_router_triton(
         read,
         weight,
         bias,
+        expert_scales,
         None if norm is None else norm.weight,
         None if norm is None else norm.squares,
         read.new_empty(splits, MAX_ROWS, block, dtype=torch.float32),

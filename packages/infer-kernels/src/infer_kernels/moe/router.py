@@ -5,7 +5,8 @@
 
 Qwen3-MoE takes the first (`norm_topk_prob` normalizes), gpt-oss the second. The order of probabilities is that of
 logits, and normalized weights are a softmax over the chosen: so both choose the largest logits, and differ in what
-exp(logit - largest) is divided by, the sum over all experts or over the chosen.
+exp(logit - largest) is divided by, the sum over all experts or over the chosen. Gemma 4 takes the normalized first, and
+multiplies each weight by a number of its expert.
 
 Of equal logits the lower expert id comes first. NaN counts as the largest logit and makes the row's weights NaN, while
 its ids remain distinct experts.
@@ -17,14 +18,14 @@ Precision: fp32.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.arguments import require_dense_rows, require_float, require_rank
+from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import next_power_of_2
 from infer_kernels.moe import cpu
@@ -32,6 +33,11 @@ from infer_kernels.sampling.largest import LOWEST, ordered_bits, rank_tokens
 
 Scoring = Literal["softmax", "softmax_of_top_k"]
 SCORINGS: tuple[Scoring, ...] = ("softmax", "softmax_of_top_k")
+
+
+class _Rule(TypedDict):
+    experts_per_token: int
+    over_all: bool
 
 
 class ExpertChoice(NamedTuple):
@@ -46,14 +52,31 @@ class ExpertChoice(NamedTuple):
     expert_weights: Tensor
 
 
-def moe_router_reference(logits: Tensor, *, experts_per_token: int, scoring: Scoring, normalize: bool) -> ExpertChoice:
+def moe_router_reference(
+    logits: Tensor,
+    *,
+    experts_per_token: int,
+    scoring: Scoring,
+    normalize: bool,
+    expert_scales: Tensor | None = None,
+) -> ExpertChoice:
     """The rules above as models write them; arguments as for `moe_router`."""
     numbers = logits.float()
     expert_ids = numbers.sort(dim=-1, descending=True, stable=True).indices[:, :experts_per_token]
     if scoring == "softmax_of_top_k":
-        return ExpertChoice(expert_ids.int(), numbers.gather(-1, expert_ids).softmax(dim=-1))
-    weights = numbers.softmax(dim=-1).gather(-1, expert_ids)
-    return ExpertChoice(expert_ids.int(), weights / weights.sum(dim=-1, keepdim=True) if normalize else weights)
+        weights = numbers.gather(-1, expert_ids).softmax(dim=-1)
+    else:
+        weights = numbers.softmax(dim=-1).gather(-1, expert_ids)
+        if normalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+    return scaled_choice(ExpertChoice(expert_ids.int(), weights), expert_scales)
+
+
+def scaled_choice(choice: ExpertChoice, expert_scales: Tensor | None) -> ExpertChoice:
+    """Multiply the weights by their experts' scales [experts]; the same choice without."""
+    if expert_scales is None:
+        return choice
+    return ExpertChoice(choice.expert_ids, choice.expert_weights * expert_scales.float()[choice.expert_ids.long()])
 
 
 @triton.jit
@@ -106,6 +129,7 @@ def _moe_router_kernel(
     expert_ids: tl.tensor,  # [tokens, experts_per_token] int32
     expert_weights: tl.tensor,  # [tokens, experts_per_token] fp32
     logits: tl.tensor,  # [tokens, experts]
+    expert_scales: tl.tensor,  # [experts], or None
     experts: tl.tensor,
     experts_per_token: tl.tensor,
     logits_stride: tl.tensor,
@@ -117,12 +141,16 @@ def _moe_router_kernel(
     expert, lane = tl.arange(0, BLOCK_EXPERTS)[None, :], tl.arange(0, BLOCK_CHOSEN)[None, :]
     values = tl.load(logits + token * logits_stride + expert, mask=expert < experts, other=0.0).to(tl.float32)
     ids, weights, _ = choose_experts(values, experts, experts_per_token, 1, BLOCK_EXPERTS, BLOCK_CHOSEN, OVER_ALL)
+    if expert_scales is not None:
+        weights *= tl.load(expert_scales + ids).to(tl.float32)
     at = token * experts_per_token + lane
     tl.store(expert_ids + at, ids, mask=lane < experts_per_token)
     tl.store(expert_weights + at, weights, mask=lane < experts_per_token)
 
 
-def moe_router_triton(logits: Tensor, *, experts_per_token: int, over_all: bool) -> ExpertChoice:
+def moe_router_triton(
+    logits: Tensor, *, experts_per_token: int, over_all: bool, expert_scales: Tensor | None
+) -> ExpertChoice:
     """Launch the kernel; unchecked."""
     tokens, experts = logits.shape
     shape = (tokens, experts_per_token)
@@ -135,6 +163,7 @@ def moe_router_triton(logits: Tensor, *, experts_per_token: int, over_all: bool)
             chosen.expert_ids,
             chosen.expert_weights,
             logits,
+            expert_scales,
             experts,
             experts_per_token,
             logits.stride(0),
@@ -156,7 +185,14 @@ def moe_router_torch(logits: Tensor, *, experts_per_token: int, over_all: bool) 
     return ExpertChoice(expert_ids, ordered.values[:, :experts_per_token].softmax(dim=-1))
 
 
-def moe_router(logits: Tensor, *, experts_per_token: int, scoring: Scoring, normalize: bool) -> ExpertChoice:
+def moe_router(
+    logits: Tensor,
+    *,
+    experts_per_token: int,
+    scoring: Scoring,
+    normalize: bool,
+    expert_scales: Tensor | None = None,
+) -> ExpertChoice:
     """Each token's experts and their weights, from the router's logits.
 
     Args:
@@ -165,6 +201,8 @@ def moe_router(logits: Tensor, *, experts_per_token: int, scoring: Scoring, norm
         scoring: "softmax" over all experts, or "softmax_of_top_k" over the chosen.
         normalize: divide the weights by their sum. Those of "softmax_of_top_k" have the sum 1 already, and it changes
             nothing.
+        expert_scales: [experts], contiguous, of the dtype and device of `logits`, multiply the weights of their
+            experts; or None.
 
     Returns:
         Ids [tokens, experts_per_token] int32, the largest logits first, and weights [tokens, experts_per_token] fp32.
@@ -178,11 +216,16 @@ def moe_router(logits: Tensor, *, experts_per_token: int, scoring: Scoring, norm
     require_float("logits", logits)
     require_dense_rows("logits", logits)
     over_all = is_over_all(logits.shape[1], experts_per_token, scoring=scoring, normalize=normalize)
-    if takes_triton(logits):
-        return moe_router_triton(logits, experts_per_token=experts_per_token, over_all=over_all)
-    if takes_cpu_kernel(logits):
-        return ExpertChoice(*cpu.router(logits, experts_per_token=experts_per_token, over_all=over_all))
-    return moe_router_torch(logits, experts_per_token=experts_per_token, over_all=over_all)
+    tensors = [logits]
+    if expert_scales is not None:
+        require_expert_scales(expert_scales, experts=logits.shape[1], name="logits", like=logits)
+        tensors.append(expert_scales)
+    rule: _Rule = {"experts_per_token": experts_per_token, "over_all": over_all}
+    if takes_triton(*tensors):
+        return moe_router_triton(logits, **rule, expert_scales=expert_scales)
+    if takes_cpu_kernel(*tensors):
+        return ExpertChoice(*cpu.router(logits, **rule, expert_scales=expert_scales))
+    return scaled_choice(moe_router_torch(logits, **rule), expert_scales)
 
 
 def is_over_all(experts: int, experts_per_token: int, *, scoring: Scoring, normalize: bool) -> bool:
@@ -192,3 +235,10 @@ def is_over_all(experts: int, experts_per_token: int, *, scoring: Scoring, norma
     if scoring not in SCORINGS:
         raise ValueError(f"`scoring` is {scoring!r}; pass one of {list(SCORINGS)}")
     return scoring == "softmax" and not normalize
+
+
+def require_expert_scales(scales: Tensor, *, experts: int, name: str, like: Tensor) -> None:
+    """Raise `ValueError` or `TypeError` unless these are numbers of so many experts, like the argument `name`."""
+    require_shape("expert_scales", scales, (experts,), "one for each expert")
+    require_like("expert_scales", scales, name, like)
+    require_dense_rows("expert_scales", scales)

@@ -1,4 +1,4 @@
-"""Finds the parts that a model wants inside tensors that hold several of them: experts in stacks, fused products.
+"""Finds the parts that a model wants inside tensors that hold several of them, and makes stacks of experts.
 
     experts.gate_up_proj  [experts, 2 * inner, hidden]    experts.0.gate_proj.weight, experts.0.up_proj.weight, ...
     experts.down_proj     [experts, hidden, inner]        experts.0.down_proj.weight, ...
@@ -9,7 +9,11 @@ Parts are whole rows, so each is one piece of a file, and nothing is copied. Onl
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
+
+import torch
+from torch import Tensor
 
 from infer_models.checkpoint.files.tensor_file import StoredTensor
 from infer_models.checkpoint.stored_tensors import Source
@@ -34,6 +38,23 @@ def find_parts(wanted: Mapping[str, TensorSpec], sources: Mapping[str, Source]) 
             of, parts[name] = whole
             divided.add(of)
     return parts, divided
+
+
+def stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint with those of experts in stacks, [experts, ...]."""
+    stacks: defaultdict[str, defaultdict[int, dict[str, Tensor]]] = defaultdict(lambda: defaultdict(dict))
+    stacked: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            stacked[name] = tensor
+        else:
+            stacks[match["place"]][int(match["index"])][match["part"]] = tensor
+    for place, experts in stacks.items():
+        in_order = [experts[index] for index in range(len(experts))]
+        stacked[f"{place}.gate_up_proj"] = torch.stack([torch.cat((each["gate"], each["up"])) for each in in_order])
+        stacked[f"{place}.down_proj"] = torch.stack([each["down"] for each in in_order])
+    return stacked
 
 
 def _expert_in_stack(name: str, sources: Mapping[str, Source]) -> tuple[str, Source] | None:

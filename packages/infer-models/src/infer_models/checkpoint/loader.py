@@ -18,7 +18,7 @@ from infer_models.quantization.gguf.block_format import BlockFormat
 from infer_models.quantization.mxfp4 import Mxfp4Part
 from infer_models.stored_format import StoredFormat, TensorSpec
 from infer_models.weight_allocation import stored_formats
-from infer_models.weights import ArrangedWeight, FusedWeight, PaddedWeight, StoredWeight, WeightSlice
+from infer_models.weights import ArrangedWeight, FusedWeight, PaddedWeight, ScaledWeight, StoredWeight, WeightSlice
 
 logger = logging.getLogger("infer_models")
 
@@ -68,7 +68,7 @@ def _load(name: str, weight: StoredWeight, stored_format: StoredFormat | None, s
         case FusedWeight(parts=parts):
             for part in parts:
                 source.file.read_into(source.tensor, part)
-        case PaddedWeight():
+        case PaddedWeight() | ScaledWeight():
             weight.fill(source.read())
         case ArrangedWeight():
             for index, item in enumerate(source.file.items(source.tensor)):

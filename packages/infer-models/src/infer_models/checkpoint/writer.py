@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from infer_models.causal_lm import CausalLM
+from infer_models.checkpoint.expert_stacks import stack_experts
 
 
 def save_model(model: CausalLM, folder: Path, *, dtype: torch.dtype | None = None) -> None:
@@ -22,4 +23,6 @@ def save_model(model: CausalLM, folder: Path, *, dtype: torch.dtype | None = Non
         name: stored.to(device="cpu", dtype=dtype or stored.dtype, copy=True)
         for name, stored in ((name, each.stored()) for name, each in model.stored_weights().items())
     }
+    if model.stacks_experts:
+        tensors = stack_experts(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

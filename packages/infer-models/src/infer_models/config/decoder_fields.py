@@ -201,17 +201,18 @@ def read_moe(
     intermediate_size: int,
     normalizes_weights: bool,
     is_sparse: tuple[bool, ...],
-    default_per_token: int,
+    default_per_token: int | None = None,
+    count_name: str = "num_experts_per_tok",
 ) -> MoEConfig:
-    """Read how many experts there are, and how many of them compute a token.
+    """Read how many experts there are, and how many of them compute a token, which `count_name` says.
 
     Raises:
         CheckpointError: a field is missing, or a token has more experts than there are.
     """
     num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", 128)
-    per_token = fields.count("num_experts_per_tok", default_per_token)
+    per_token = fields.count(count_name, default_per_token)
     if per_token > num_experts:
-        raise fields.invalid("num_experts_per_tok", f"at most {num_experts}, the number of experts")
+        raise fields.invalid(count_name, f"at most {num_experts}, the number of experts")
     return MoEConfig(
         num_experts=num_experts,
         experts_per_token=per_token,

@@ -14,13 +14,14 @@ from infer_models.config.decoder_fields import (
     FULL,
     SLIDING,
     read_decoder,
+    read_moe,
     read_window,
     read_windows,
     require,
     with_biases,
 )
 from infer_models.config.json_fields import JsonFields
-from infer_models.config.model_config import LayerHeads, ModelConfig
+from infer_models.config.model_config import LayerHeads, ModelConfig, MoEConfig
 from infer_models.config.registry import Family, default_sizes
 from infer_models.config.rope import RopeParameters
 from infer_models.config.rope_fields import read_full_and_sliding_rope
@@ -40,8 +41,6 @@ def read_gemma4(fields: JsonFields) -> ModelConfig:
     """Gemma 4 (text); images and sounds, in whose tokens some of its models attend to what follows, are not read."""
     if fields.text("use_bidirectional_attention", "vision") != "vision":
         raise fields.invalid("use_bidirectional_attention", "`vision` or null: texts are attended to causally")
-    if fields.flag("enable_moe_block", default=False):
-        raise fields.invalid("enable_moe_block", "false: experts beside the MLP are not supported")
     require(fields, "hidden_activation", "gelu_pytorch_tanh")
     if "rope_parameters" not in fields:
         fields = fields.with_fields(JsonFields(fields.path, {"rope_parameters": dict(_ROPE)}), ("rope_parameters",))
@@ -70,6 +69,20 @@ def read_gemma4(fields: JsonFields) -> ModelConfig:
             for layer, kv_layer in enumerate(kv_layers)
         ),
         per_layer_input_size=_read_per_layer_input_size(fields, config),
+        moe=_read_experts(fields, config),
+    )
+
+
+def _read_experts(fields: JsonFields, config: ModelConfig) -> MoEConfig | None:
+    """Read the experts beside each MLP; None: there are none."""
+    if not fields.flag("enable_moe_block", default=False):
+        return None
+    return read_moe(
+        fields,
+        intermediate_size=fields.count("moe_intermediate_size"),
+        normalizes_weights=True,
+        is_sparse=(True,) * config.num_layers,
+        count_name="top_k_experts",
     )
 
 

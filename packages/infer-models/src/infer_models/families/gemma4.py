@@ -4,28 +4,38 @@ Google, "Gemma 4", 2026. Heads, which layers share keys and values, MLPs of doub
 `ModelConfig.layer_heads`, `kv_layers`, `intermediate_sizes` and `ropes`.
 
     layer_scalar * (x + norm(attention(norm(x)))) + norm(mlp(norm(..))) + norm(projection(gelu(gate(..)) * own input)))
+
+Where layers have experts, `mlp(norm(..))` is `norm(mlp(norm(..))) + norm(experts(norm(..)))`.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import Rotary, gelu_tanh_and_mul, gelu_tanh_gate, rms_norm
+from infer_kernels import ExpertActivation, Rotary, Routing, gelu_tanh_and_mul, gelu_tanh_gate, rms_norm
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.layers import (
+    Experts,
     GatedMLP,
     LinearBase,
     LMHead,
+    OwnWeight,
     ParameterFactory,
     QKNormAttention,
     RMSNorm,
     RotaryTables,
+    Router,
+    ShardedLayer,
     SharedKVAttention,
     VocabParallelEmbedding,
+    whole_weights,
 )
+from infer_models.weights import ScaledWeight, StoredWeight
 
 
 class ValueNormAttention(QKNormAttention):
@@ -63,8 +73,41 @@ class ReplicatedLinear(LinearBase):
         return self.products.linear(x, self.weight, None)
 
 
+class NormRouter(ShardedLayer):
+    """A router with a norm of its own, which multiplies each expert's weight by a number.
+
+    Attributes:
+        scale: [hidden], weight of the norm; the checkpoint's times hidden^-0.5.
+        per_expert_scale: [experts], multiplies the weights of each expert.
+    """
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Every rank computes all of it."""
+        super().__init__()
+        assert config.moe is not None
+        self.eps, self.factor, self.shares = config.norm_eps, config.hidden_size**-0.5, {}
+        self.proj = Router(config, factory, scoring="softmax")
+        self.scale = factory.vector(config.hidden_size, fill=self.factor)
+        self.per_expert_scale = factory.vector(config.moe.num_experts, fill=1.0)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Choose the experts of each row of x [tokens, hidden]."""
+        routing: Routing = self.proj(rms_norm(x, self.scale, self.eps), expert_scales=self.per_expert_scale)
+        return routing
+
+    def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
+        """Yield both vectors."""
+        for weight, stored in whole_weights(self, path):
+            if weight is self.scale:
+                yield weight, {f"{path}.scale": ScaledWeight(target=weight.detach(), factor=self.factor)}
+            else:
+                yield weight, stored
+
+
 class Gemma4Layer(nn.Module):
-    """Attention, an MLP, and the layer's own input, with norms around each; the sum is multiplied by a number.
+    """Attention, an MLP, perhaps experts beside it, and the layer's own input, with norms around each.
+
+    The sum is multiplied by a number.
 
     Attributes:
         layer_scalar: [1], multiplies what the layer leaves in the residual stream.
@@ -81,6 +124,13 @@ class Gemma4Layer(nn.Module):
         width = config.intermediate_sizes[layer]
         self.mlp = GatedMLP(replace(config, intermediate_size=width), factory, gelu_tanh_and_mul)
         self.post_feedforward_layernorm = norm_of(config, factory)
+        self.has_experts = config.moe is not None
+        if self.has_experts:
+            self.router = NormRouter(config, factory)
+            self.experts = Experts(config, factory, activation=ExpertActivation(function="gelu_tanh"))
+            self.post_feedforward_layernorm_1 = norm_of(config, factory)
+            self.pre_feedforward_layernorm_2 = norm_of(config, factory)
+            self.post_feedforward_layernorm_2 = norm_of(config, factory)
         self.layer_scalar = factory.vector(1, fill=1.0)
         self.has_own_input = config.per_layer_input_size is not None
         if config.per_layer_input_size is not None:
@@ -104,11 +154,19 @@ class Gemma4Layer(nn.Module):
         out = self.self_attn(x, rotary, cache)
         x, residual = self.post_attention_layernorm.norm_add_norm(self.pre_feedforward_layernorm, out, residual)
         out, norm = self.mlp(x), self.post_feedforward_layernorm
+        if self.has_experts:
+            out = self._with_experts(out, residual)
         if own_input is not None:
             residual = norm.norm_add(out, residual)
             gated = gelu_tanh_gate(own_input, self.per_layer_input_gate(residual))
             out, norm = self.per_layer_projection(gated), self.post_per_layer_input_norm
         return norm.norm_add_norm(next_norm, out, residual, scale=self.layer_scalar)
+
+    def _with_experts(self, of_mlp: Tensor, residual: Tensor) -> Tensor:
+        """Return the normalized sums of the experts for `residual` and of the MLP's rows, both [tokens, hidden]."""
+        routing = self.router(residual)
+        of_experts = self.experts(routing._replace(rows=self.pre_feedforward_layernorm_2(residual)))
+        return self.post_feedforward_layernorm_2.norm_add(of_experts, self.post_feedforward_layernorm_1(of_mlp))
 
 
 class Gemma4Decoder(nn.Module):
@@ -162,6 +220,8 @@ class Gemma4Decoder(nn.Module):
 
 class Gemma4(CausalLM):
     """A Gemma 4 text model; its LM head may be tied to the embedding."""
+
+    stacks_experts: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Allocate the weights; the matrices are still to be loaded or drawn."""

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from infer_kernels import QuantizedWeight, SwiGLU
+from infer_kernels import ExpertActivation, QuantizedWeight
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.layers import (
@@ -45,7 +45,7 @@ class OssExperts(Experts):
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Allocate weights and biases."""
         assert config.moe is not None
-        gate = SwiGLU(alpha=config.moe.swiglu_alpha, limit=config.moe.swiglu_limit, up_offset=1.0)
+        gate = ExpertActivation(alpha=config.moe.swiglu_alpha, limit=config.moe.swiglu_limit, up_offset=1.0)
         super().__init__(config, factory, activation=gate, bias=True)
         self.are_stored_apart = config.moe.are_stored_apart
         self.is_mxfp4 = config.quantization is not None and config.quantization.method == "mxfp4"

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import SwiGLU, silu_and_mul
+from infer_kernels import ExpertActivation, silu_and_mul
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.layers import (
@@ -74,7 +74,7 @@ class StackedMLP(RoutedMLP):
         """Allocate both."""
         super().__init__()
         self.router = Router(config, factory, scoring="softmax_of_top_k")
-        self.experts = StackedExperts(config, factory, activation=SwiGLU())
+        self.experts = StackedExperts(config, factory, activation=ExpertActivation())
 
     def parts(self) -> tuple[Router, Experts]:
         """Return both."""

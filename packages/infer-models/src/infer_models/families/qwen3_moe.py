@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from infer_kernels import SwiGLU, silu_and_mul
+from infer_kernels import ExpertActivation, silu_and_mul
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.layers import (
@@ -28,7 +28,8 @@ class Qwen3MoE(CausalLM):
             if not config.moe.is_sparse[layer]:
                 return GatedMLP(config, factory, silu_and_mul)
             return SparseMLP(
-                gate=Router(config, factory, scoring="softmax"), experts=Experts(config, factory, activation=SwiGLU())
+                gate=Router(config, factory, scoring="softmax"),
+                experts=Experts(config, factory, activation=ExpertActivation()),
             )
 
         decoder = pre_norm_decoder(

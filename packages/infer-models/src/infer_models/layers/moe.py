@@ -7,10 +7,10 @@ from typing import Literal
 from torch import Tensor, nn
 
 from infer_kernels import (
+    ExpertActivation,
     NormVariant,
     QuantizedWeight,
     Routing,
-    SwiGLU,
     fused_moe,
     fused_moe_add_norm,
     prepack_experts,
@@ -47,8 +47,11 @@ class Router(LinearBase):
         self.scoring = scoring
         self.normalizes_weights = config.moe.normalizes_weights
 
-    def forward(self, x: LayerInput) -> Routing:
-        """Return the normalized rows of x [tokens, hidden], their experts and the experts' weights."""
+    def forward(self, x: LayerInput, *, expert_scales: Tensor | None = None) -> Routing:
+        """Return the normalized rows of x [tokens, hidden], their experts and the experts' weights.
+
+        These are multiplied by their experts' `expert_scales` [experts], if there are any.
+        """
         return self.router.route(
             x,
             self.weight,
@@ -56,6 +59,7 @@ class Router(LinearBase):
             experts_per_token=self.experts_per_token,
             scoring=self.scoring,
             normalize=self.normalizes_weights,
+            expert_scales=expert_scales,
         )
 
 
@@ -78,7 +82,7 @@ class Experts(ShardedLayer):
     down_proj: nn.Parameter | PackedExperts | QuantizedWeight | PackedQuantizedExperts
 
     def __init__(
-        self, config: ModelConfig, factory: ParameterFactory, *, activation: SwiGLU, bias: bool = False
+        self, config: ModelConfig, factory: ParameterFactory, *, activation: ExpertActivation, bias: bool = False
     ) -> None:
         """Gate with `activation`."""
         super().__init__()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from infer_kernels import SwiGLU, sigmoid_gate, silu_and_mul
+from infer_kernels import ExpertActivation, sigmoid_gate, silu_and_mul
 from infer_models.config import ModelConfig
 from infer_models.layers.linear import ColumnParallelLinear
 from infer_models.layers.mlp import GatedMLP
@@ -31,7 +31,8 @@ class SharedExpertMLP(SparseMLP):
         assert config.moe is not None
         assert config.moe.shared_intermediate_size is not None
         super().__init__(
-            gate=Router(config, factory, scoring="softmax"), experts=Experts(config, factory, activation=SwiGLU())
+            gate=Router(config, factory, scoring="softmax"),
+            experts=Experts(config, factory, activation=ExpertActivation()),
         )
         shared = replace(config, intermediate_size=config.moe.shared_intermediate_size)
         self.shared_expert = GatedMLP(shared, factory, silu_and_mul)

@@ -137,6 +137,7 @@ CHAT_STYLES: Mapping[str, ChatStyle] = MappingProxyType(
         "gemma3": _TURNS,
         "gemma3_wrapped": _TURNS,
         "gemma4": _TURNS,
+        "gemma4_moe": _TURNS,
         "gemma4_wrapped": _TURNS,
         "mistral3": _INST,
         "llava": _LLAVA,

@@ -78,6 +78,8 @@ _GEMMA4: dict[str, Any] = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 320,
 }
+_GEMMA4_EXPERTS: dict[str, Any] = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
+_GEMMA4_EXPERTS |= {"moe_intermediate_size": 48, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": [_LINEAR, _LINEAR, _FULL, _LINEAR],
@@ -213,6 +215,9 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             wrapper=("Gemma3Config", "SiglipVisionConfig"),
         ),
         "gemma4": TinyFamily(config="Gemma4TextConfig", model="Gemma4ForCausalLM", fields=_GEMMA4),
+        "gemma4_moe": TinyFamily(
+            config="Gemma4TextConfig", model="Gemma4ForCausalLM", fields=_GEMMA4 | _GEMMA4_EXPERTS
+        ),
         "gemma4_wrapped": TinyFamily(
             config="Gemma4TextConfig",
             model="Gemma4ForConditionalGeneration",

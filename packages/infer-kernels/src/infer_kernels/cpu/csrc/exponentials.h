@@ -1,4 +1,4 @@
-// exp, 2^x, tanh and softplus of sixteen floats.
+// exp, 2^x, tanh, GELU and softplus of sixteen floats.
 #pragma once
 
 #include "vectors.h"
@@ -61,6 +61,11 @@ static inline Floats tanh16(Floats x) {
     Floats near = magnitude * (1.0f + square * (-0.333333333f + square * (0.133333333f + square * -0.0539682540f)));
     Floats result = choose(magnitude < 0.125f, near, far);
     return choose(x < 0.0f, -result, result);
+}
+
+static inline Floats gelu_tanh(Floats x) {
+    Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
+    return 0.5f * x * (1.0f + tanh16(inner));
 }
 
 // log(1 + exp(x)) = max(x, 0) + log(1 + e) with e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 + e)) as a series: at most

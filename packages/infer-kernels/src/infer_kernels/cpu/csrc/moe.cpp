@@ -165,7 +165,8 @@ struct Activation {
     Rows tokens;
     T* gate_up;  // [places, 2 * width]: the gates, which the result replaces, and the ups
     int64_t width;
-    double alpha;
+    int64_t is_gelu;
+    double alpha;  // of silu
     double limit;
     double up_offset;
     Routing routing;
@@ -183,7 +184,8 @@ void activation(const void* arguments, Team& team, int) {
             Floats gate = load_some(gates + i, left), up = load_some(gates + a.width + i, left);
             gate = choose(gate > limit, limit, gate);
             up = choose(up > limit, limit, choose(up < -limit, -limit, up));
-            store_some(gates + i, rounded<T>(gate / (1.0f + exp16(-alpha * gate))) * (up + offset), left);
+            Floats activated = a.is_gelu ? gelu_tanh(gate) : gate / (1.0f + exp16(-alpha * gate));
+            store_some(gates + i, rounded<T>(activated) * (up + offset), left);
         }
     });
 }

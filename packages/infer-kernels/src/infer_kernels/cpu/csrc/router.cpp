@@ -11,6 +11,7 @@ struct Router {
     float* weights;  // [tokens, chosen]
     const T* logits;
     int64_t stride;
+    const T* scales;  // [experts], multiply their weights, or null
     int64_t experts;
     int64_t chosen;    // of a token
     int64_t over_all;  // weights are shares of all experts, not of the chosen
@@ -53,6 +54,8 @@ void router(const void* arguments, Team& team, int) {
         float total = a.over_all ? sum_of_exps(logits, a.experts, largest) : sum_of_exps(weights, a.chosen, largest);
         for (int64_t i = 0; i < a.chosen; i += 16)
             store_some(weights + i, exp16(load_some(weights + i, a.chosen - i) - largest) / total, a.chosen - i);
+        if (a.scales)
+            for (int64_t i = 0; i < a.chosen; i++) weights[i] *= to_float(a.scales[ids[i]]);
     });
 }
 

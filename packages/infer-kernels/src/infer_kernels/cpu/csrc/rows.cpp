@@ -103,13 +103,8 @@ void gated(const void* arguments, Team& team, int) {
         T* out = a.out + row * a.out_stride;
         for (int64_t i = 0; i < a.width; i += 16) {
             int64_t left = a.width - i;
-            Floats x = load_some(gate + i, left), activated;
-            if (a.is_gelu) {
-                Floats inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);  // sqrt(2 / pi)
-                activated = 0.5f * x * (1.0f + tanh16(inner));
-            } else {
-                activated = x / (1.0f + exp16(-x));
-            }
+            Floats x = load_some(gate + i, left);
+            Floats activated = a.is_gelu ? gelu_tanh(x) : x / (1.0f + exp16(-x));
             store_some(out + i, rounded<T>(activated) * load_some(up + i, left), left);
         }
     });

@@ -47,12 +47,16 @@ def moe_checks(ops: ModelOps) -> Iterator[SelfCheck]:
 def _check_router(moe: MoeOps, dtype: torch.dtype, device: torch.device, *, rows: int) -> None:
     logits = draw(rows, moe.experts, dtype=dtype)
     logits[0] = logits[0, 0]  # of equals the lower ids are chosen
+    rule: dict[str, Any] = {
+        "experts_per_token": moe.experts_per_token,
+        "scoring": moe.scoring,
+        "normalize": moe.normalize,
+    }
+    scales = draw(moe.experts, dtype=dtype) if moe.has_expert_scales else None
     choice = infer_kernels.moe_router(
-        logits.to(device), experts_per_token=moe.experts_per_token, scoring=moe.scoring, normalize=moe.normalize
+        logits.to(device), **rule, expert_scales=None if scales is None else scales.to(device)
     )
-    right = reference.moe_router_reference(
-        logits, experts_per_token=moe.experts_per_token, scoring=moe.scoring, normalize=moe.normalize
-    )
+    right = reference.moe_router_reference(logits, **rule, expert_scales=scales)
     assert torch.equal(choice.expert_ids.cpu(), right.expert_ids), "other experts"
     assert_within_roundings(choice.expert_weights.cpu(), right.expert_weights)
 

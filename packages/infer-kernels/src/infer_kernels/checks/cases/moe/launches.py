@@ -13,7 +13,7 @@ from infer_kernels.linear import FusedProducts, linear
 from infer_kernels.linear.fused_products_triton import MAX_ROWS
 from infer_kernels.linear.product_tiles import choose_product_tile
 from infer_kernels.moe import FusedRouter, fused_moe, moe_router
-from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.activation import ExpertActivation
 from infer_kernels.moe.fused_moe_triton import (
     NORMED_COLUMNS,
     AddedResidual,
@@ -55,7 +55,7 @@ def moe_launches() -> Iterator[LaunchCase]:
         (BF16, 1000, 300),
         (FP32, 2048, 768),
     ):
-        up = partial(_products, hidden, intermediate, dtype, activation=SwiGLU())
+        up = partial(_products, hidden, intermediate, dtype, activation=ExpertActivation())
         down = partial(_products, intermediate, hidden, dtype, activation=None)
         yield launch_case("fused_moe", dtype, f"{hidden} to {intermediate}, gates and ups", up)
         yield launch_case("fused_moe", dtype, f"{intermediate} to {hidden}, down", down)
@@ -90,7 +90,7 @@ def _layer(hidden: int, dtype: torch.dtype, *, tokens: int = TOKENS) -> object:
     return fused_moe(x, gate_up, down, ids, ids.float(), activation="silu_and_mul")
 
 
-def _products(inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None) -> None:
+def _products(inputs: int, outputs: int, dtype: torch.dtype, *, activation: ExpertActivation | None) -> None:
     pairs = TOKENS * EXPERTS_PER_TOKEN
     width = outputs if activation is None else 2 * outputs
     x = torch.empty(pairs if activation is None else TOKENS, inputs, dtype=dtype)

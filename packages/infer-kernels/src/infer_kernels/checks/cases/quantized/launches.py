@@ -18,7 +18,7 @@ from infer_kernels.embedding import embedding_quantized_triton
 from infer_kernels.linear.fused_products_triton import MAX_TILES
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_triton
-from infer_kernels.moe.activation import SwiGLU
+from infer_kernels.moe.activation import ExpertActivation
 from infer_kernels.moe.fused_moe_quantized import choose_expert_tiles, quantized_expert_products_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
 
@@ -132,7 +132,7 @@ def _experts() -> Iterator[LaunchCase]:
         (_MXFP4_OF_RANKS, BF16, 2880, 720),
         (_FORMATS[0], BF16, 1000, 300),
     ):
-        for activation, inputs, outputs in ((SwiGLU(), hidden, intermediate), (None, intermediate, hidden)):
+        for activation, inputs, outputs in ((ExpertActivation(), hidden, intermediate), (None, intermediate, hidden)):
             kind = "down" if activation is None else "gates and ups"
             label = f"{format_}, {inputs} to {outputs}, {kind}"
             for pairs in (None, _FEW_PAIRS, 2048, 4096) if format_ is _MXFP4 and dtype == BF16 else (None, _FEW_PAIRS):
@@ -172,7 +172,13 @@ def _fp8_layer(format_: _Format, dtype: torch.dtype, rows: int, in_features: int
 
 
 def _products(
-    format_: _Format, inputs: int, outputs: int, dtype: torch.dtype, *, activation: SwiGLU | None, pairs: int | None
+    format_: _Format,
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    *,
+    activation: ExpertActivation | None,
+    pairs: int | None,
 ) -> None:
     experts, tokens = 128, 4
     width = outputs if activation is None else 2 * outputs
