@@ -28,7 +28,6 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-engine/src/infer_engine/doctor": 13,
     "packages/infer-engine/tests/scheduling": 13,
     "packages/infer-kernels/tests/interpreter": 34,
-    "packages/infer-models/src/infer_models": 13,
     "packages/infer-models/src/infer_models/config": 15,
     "packages/infer-models/src/infer_models/families": 14,
     "packages/infer-models/tests": 15,
