@@ -34,7 +34,7 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
     "tests": 33,
-    "tests/field": 23,
+    "tests/field": 25,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
@@ -53,7 +53,7 @@ CEILINGS: dict[str, int] = {
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_300,
     "benchmarks/tests": 3_400,
-    "tests": 10_400,
+    "tests": 10_600,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""
