@@ -21,6 +21,7 @@ WAITING_IN_PARALLEL = (f"--numprocesses={min(9, (os.cpu_count() or 1) + 1)}", "-
 # One thread of computation for each worker; compiled modules are kept, as tests start many processes that import torch.
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
+LEFT_OUT = ("-m", "full and not exhaustive")
 OP_TESTS = "packages/infer-kernels/tests/ops"  # over Triton's kernels where they are interpreted, else on a CPU's paths
 
 
@@ -78,11 +79,16 @@ def simulated_gpu(session: nox.Session) -> None:
 
 @nox.session
 def tests_full(session: nox.Session) -> None:
-    """What `tests` leaves out: every triple of values of a grid, and long runs."""
+    """What `tests` leaves out: every triple of values of a grid, and long runs; but for interpreted kernels."""
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
-    left_out = ("-m", "full and not exhaustive")
-    run_tests(session, *left_out, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
-    run_tests(session, *left_out, "benchmarks/tests", "tests", "packages", f"--ignore={INTERPRETER_TESTS}")
+    run_tests(session, *LEFT_OUT, "benchmarks/tests", "tests", "packages", f"--ignore={INTERPRETER_TESTS}")
+
+
+@nox.session
+def tests_interpreted(session: nox.Session) -> None:
+    """What `tests` leaves out of Triton's kernels, interpreted: run it before a change of one lands."""
+    sync_package(session, "kernels")
+    run_tests(session, *LEFT_OUT, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
 
 
 @nox.session
@@ -221,8 +227,8 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
     instructions trap here and are computed by a signal handler.
     """
     cpu = Path("/proc/cpuinfo").read_text()
-    if flags == "-march=x86-64-v4" and " avx512vl " not in cpu:
-        session.skip("this CPU has no AVX512")
+    if flags in ("-march=x86-64-v4", "-march=x86-64-v3") and " avx512vl " not in cpu:
+        session.skip("this CPU has no AVX512: `tests` runs what it has")
     has_amx = " amx_bf16 " in cpu
     if flags == AMX_INSTRUCTIONS and has_amx:
         session.skip("this CPU has AMX: `tests` runs its instructions")

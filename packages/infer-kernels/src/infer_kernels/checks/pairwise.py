@@ -3,8 +3,9 @@
 Most faults show with one value of one parameter, with two values of two, or with three of three (Kuhn, Wallace and
 Gallo, "Software fault interactions and implications for software testing", 2004). A pairwise covering has every pair of
 values of every two parameters, in about as many combinations as the two longest axes multiply to. The rest of the grid
-is marked `full`: `pytest -m "not full"` leaves it out. `nox -s tests_full` adds as many combinations as it takes for
-every three values of every three parameters; those that are left are marked `exhaustive` too, for `nox -s tests_long`.
+is marked `full`: `pytest -m "not full"` leaves it out. `nox -s tests_full tests_interpreted` adds as many combinations
+as it takes for every three values of every three parameters; those that are left are marked `exhaustive` too, for
+`nox -s tests_long`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
