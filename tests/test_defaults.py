@@ -23,6 +23,7 @@ CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
     [
         *("model", "max_seq_len", "max_batch_size", "max_num_batched_tokens", "seed", "block_size", "kv_cache_memory"),
         *(
+            "state_cache_memory",
             "num_kv_blocks",
             "num_gpu_blocks",
             "use_chunked_prefill",

@@ -69,6 +69,7 @@ def num_tokens(client: httpx.Client, messages: list[Json]) -> int:
 
 def state_slots(client: httpx.Client) -> dict[str, float]:
     text = client.get("/metrics").raise_for_status().text
+    assert "infer:num_state_evictions_total" in text
     return {state: float(number) for state, number in re.findall(r'infer:state_slots\{.*state="(\w+)"\} (\S+)', text)}
 
 

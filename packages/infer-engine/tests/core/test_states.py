@@ -149,8 +149,10 @@ def test_a_salt_keeps_states_apart(folder: Path) -> None:
     assert cached(engine, prompt, cache_salt="a")[1] == 28
 
 
+@pytest.mark.covers("configuration/state-cache-memory")
 @every_family
 def test_the_states_memory_is_the_arithmetic(folder: Path) -> None:
+    assert ModelEngine(folder, max_batch_size=6).info.num_state_slots == 6 * (2 + 4)
     slots = ModelEngine(folder, state_cache_memory=10 * state_bytes(folder)).info.num_state_slots
     assert slots == 10
     with pytest.raises(ValueError, match=f"must be at least {2 * state_bytes(folder)} bytes"):
