@@ -14,7 +14,7 @@ from infer_engine.doctor.model_ops import ops_of
 from infer_engine.testing.doctor import examined
 from infer_engine.testing.models import ALL_FAMILIES, save_servable
 from infer_kernels import ExpertActivation
-from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps
+from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, ScanOps
 from infer_models import CausalLM, KVCacheView, ModelConfig
 from infer_models.config import MoEConfig
 from infer_models.config.families import read_llama
@@ -100,7 +100,10 @@ def test_ops_of_layers_with_states_are_those_that_their_step_calls(folder_of: Ca
     assert ops.delta_rule == DeltaRuleOps(key_heads=2, value_heads=4, key_dim=16, value_dim=16)
     assert ops.convolution == ConvolutionOps(channels=128, width=4, has_silu=True)
     assert (ops.has_output_gate, ops.has_shared_expert_gate) == (True, True)
-    assert ops_in(folder_of("llama")).convolution is None
+    scanning = ops_in(folder_of("granitemoehybrid"))
+    assert scanning.scan == ScanOps(heads=8, head_dim=16, groups=2, state_size=16)
+    assert (scanning.convolution is not None, scanning.delta_rule) == (True, None)
+    assert (ops_in(folder_of("llama")).convolution, ops_in(folder_of("llama")).scan) == (None, None)
 
 
 def test_ops_of_a_model_with_learned_positions_are_not_llamas(tmp_path: Path) -> None:

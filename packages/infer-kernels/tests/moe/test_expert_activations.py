@@ -75,6 +75,6 @@ def test_a_weight_of_another_rank_is_not_packed() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"), [({"alpha": 0.0}, "`alpha` is 0.0; pass"), ({"limit": -1.0}, "`limit` is -1.0; pass")]
 )
-def test_an_activation_with_wrong_numbers_is_refused(numbers: dict[str, float], message: str) -> None:
+def test_an_activation_with_wrong_numbers_is_refused(numbers: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ExpertActivation(**numbers)

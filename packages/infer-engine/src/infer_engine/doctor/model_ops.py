@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import infer_kernels
 from infer_kernels import ConvolutionActivation, QKNorm, QuantizedWeight, Rotary, linear
-from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, QuantizedOps
+from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, QuantizedOps, ScanOps
 from infer_models import AttentionSpec, CausalLM, ModelConfig
 from infer_models.families import build_model
 from infer_models.layer_states import ScanSpec
@@ -117,6 +117,7 @@ def ops_of(
         kv_dtype=kv_dtype,
         convolution=_convolution_ops(calls),
         delta_rule=_delta_rule_ops(calls, config),
+        scan=_scan_ops(calls, config),
         has_output_gate=any(call.arguments["addend"] is None for call in sigmoid_gates),
         has_shared_expert_gate=any(call.arguments["addend"] is not None for call in sigmoid_gates),
     )
@@ -144,6 +145,22 @@ def _delta_rule_ops(calls: Sequence[OpCall], config: ModelConfig) -> DeltaRuleOp
         return None
     value_heads, key_dim, value_dim = _matrices_of(config, arguments["layer"])
     return DeltaRuleOps(key_heads=arguments["key_heads"], value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
+
+
+def _scan_ops(calls: Sequence[OpCall], config: ModelConfig) -> ScanOps | None:
+    """Return the selective scan of layers with states; None: there is none."""
+    arguments = next((call.arguments for call in calls if call.op == _SCAN), None)
+    if arguments is None:
+        return None
+    heads, head_dim, state_size = _matrices_of(config, arguments["layer"])
+    spec: ScanSpec = arguments["spec"]
+    return ScanOps(
+        heads=heads,
+        head_dim=head_dim,
+        groups=spec.num_groups,
+        state_size=state_size,
+        time_step_limit=spec.time_step_limit,
+    )
 
 
 def _matrices_of(config: ModelConfig, layer: int) -> tuple[int, int, int]:

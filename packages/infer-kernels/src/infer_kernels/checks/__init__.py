@@ -27,6 +27,7 @@ from infer_kernels.checks.self_check import (
     ModelOps,
     MoeOps,
     QuantizedOps,
+    ScanOps,
     SelfCheck,
 )
 
@@ -37,6 +38,7 @@ __all__ = [
     "ModelOps",
     "MoeOps",
     "QuantizedOps",
+    "ScanOps",
     "SelfCheck",
     "model_checks",
 ]

@@ -1,5 +1,6 @@
 """`ModelOps`: what a model asks of the kernels. `SelfCheck`: one comparison of an op with its reference."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -120,6 +121,25 @@ class DeltaRuleOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOps:
+    """The selective scan of a model's layers with states, and the norm after it.
+
+    Attributes:
+        heads: heads of a layer.
+        head_dim: elements of a head.
+        groups: groups of heads, which share projections; the norm's too.
+        state_size: elements of the state of each element of a head.
+        time_step_limit: bounds of time steps.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    time_step_limit: tuple[float, float] = (0.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOps:
     """The ops that a model uses, and their sizes.
 
@@ -153,6 +173,7 @@ class ModelOps:
         kv_dtype: dtype of an 8-bit cache; None: keys and values have `dtype`.
         convolution: convolutions of its layers with states; None: there are none.
         delta_rule: their gated delta rule; None: there is none.
+        scan: their selective scan; None: there is none.
         has_output_gate: attention's output is multiplied by the sigmoid of a gate of its width.
         has_shared_expert_gate: the shared experts' output is multiplied by the sigmoid of one gate a row, and added.
     """
@@ -186,6 +207,7 @@ class ModelOps:
     kv_dtype: torch.dtype | None = None
     convolution: ConvolutionOps | None = None
     delta_rule: DeltaRuleOps | None = None
+    scan: ScanOps | None = None
     has_output_gate: bool = False
     has_shared_expert_gate: bool = False
 

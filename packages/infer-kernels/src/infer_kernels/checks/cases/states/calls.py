@@ -109,12 +109,12 @@ def sigmoid_gate_call(
 
 def state_checks(ops: ModelOps) -> Iterator[SelfCheck]:
     """Yield the checks of a model's layers with states and of its gates, at few and at many rows."""
-    yield from (_self_check(call, copy_to) for tokens in TOKENS for call in _calls_of(ops, tokens))
+    yield from (check_of(call, copy_to) for tokens in TOKENS for call in _calls_of(ops, tokens))
 
 
 def misaligned_state_checks(ops: ModelOps) -> Iterator[SelfCheck]:
     """Yield the same of rows that start at odd addresses."""
-    yield from (_self_check(call, misaligned) for call in _calls_of(ops, 7))
+    yield from (check_of(call, misaligned) for call in _calls_of(ops, 7))
 
 
 def state_calls(dtype: torch.dtype) -> Iterator[OpCall]:
@@ -142,7 +142,8 @@ def _calls_of(ops: ModelOps, tokens: int) -> Iterator[OpCall]:
         yield sigmoid_gate_call(tokens, ops.hidden_size, ops.dtype, is_one_of_row=True, has_addend=True)
 
 
-def _self_check(call: OpCall, place: Callable[[Tensor, torch.device], Tensor]) -> SelfCheck:
+def check_of(call: OpCall, place: Callable[[Tensor, torch.device], Tensor]) -> SelfCheck:
+    """Return a check that compares the call, with rows that lie where `place` puts them."""
     label = f"misaligned {call.label}" if place is misaligned else call.label
     return SelfCheck(op=call.op, label=label, run=partial(call.compare, place_rows=place))
 
