@@ -103,9 +103,11 @@ def seen(outputs: list[StepOutput]) -> tuple[object, ...]:
 
 
 @pytest.mark.covers("replicas/lost-core")
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_5", marks=pytest.mark.full)])
 async def test_killed_cores_cost_their_requests_nothing_but_time(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture, family: str
 ) -> None:
+    folder = folder_of(family)
     async with running(config_of(folder, num_replicas=1)) as engine:
         undisturbed = [seen(await read(stream)) for stream in await submit_all(engine)]
     async with running(config_of(folder)) as engine:
