@@ -99,3 +99,21 @@ def test_step_without_memory_fails_alone_and_holds_none(started: tuple[ModelEngi
     memory.capacity = capacity
     engine.submit("after", random_prompt(30), max_tokens=1, params=PLAIN)
     assert len(sound_tokens(engine.run())["after"]) == 1
+
+
+@pytest.mark.usefixtures("started")
+def test_model_with_states_computes_without_graphs_what_a_cpu_does(tmp_path: Path) -> None:
+    save_servable("lfm2", tmp_path, num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    engine = ModelEngine(tmp_path, device="cuda", **CONFIG)
+    assert engine.info.num_state_slots == 2 * (3 + 4)
+    found = answers(engine)
+    assert found == answers(ModelEngine(tmp_path, device="cpu", **CONFIG))
+
+
+@pytest.mark.usefixtures("started")
+def test_heads_of_several_sizes_are_refused_on_a_gpu(tmp_path: Path) -> None:
+    save_servable("gemma4", tmp_path)
+    with pytest.raises(
+        ValueError, match="`device` is cuda but layers of gemma4_text differ in the size of their heads"
+    ):
+        ModelEngine(tmp_path, device="cuda", **CONFIG)
