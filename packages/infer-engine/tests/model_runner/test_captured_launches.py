@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from infer_cache import KVPool
 from infer_engine.model_runner.graph_runner import DeviceSteps, allocate_device_steps
 from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
-from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank

@@ -86,6 +86,21 @@ def test_a_replay_that_never_ends_ends_the_start_with_the_way_out(captured: Call
     assert "`use_cuda_graphs=False`" in captured(tuple(QUICK))["never ends"]["error"]
 
 
+@pytest.mark.full
+def test_captures_of_a_model_with_states_are_proved_and_give_its_tokens(tmp_path: Path) -> None:
+    save_servable("lfm2", tmp_path, num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    wrong = ("old states are read", "old states are written", "old rows of states")
+    sound, *others = run_interpreted("graphs", str(tmp_path), "nothing", *wrong)
+    assert (sound["refusal"], sound["num_captured"], sound["num_exact"]) == (None, 3, 3)
+    assert all("computed something else" in found["refusal"] for found in others), others
+    configs = [SMALL | {"use_cuda_graphs": False}, SMALL | {"use_cuda_graphs": True, "use_async_scheduling": True}]
+    plain, captured = run_interpreted(
+        "engine", *(each for config in configs for each in (str(tmp_path), json.dumps(config)))
+    )
+    assert (plain["cuda_graphs"], plain["tokens"]) == (None, captured["tokens"])
+    assert re.fullmatch(r"([45]) steps are captured as CUDA graphs: \1 gave equal bits", captured["cuda_graphs"])
+
+
 CASES: dict[str, list[dict[str, Any]]] = {
     "gemma3": [{"use_async_scheduling": True}],
     "llama": [{}, {"batch_invariant": True}],

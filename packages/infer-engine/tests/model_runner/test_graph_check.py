@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_cache import KVPool
-from infer_engine.model_runner.graphs import cache_rows
-from infer_engine.model_runner.graphs.closeness import are_close, are_drawn_alike, are_equal
-from infer_engine.model_runner.graphs.dummy_batches import LENGTHS, LONG_LENGTHS, DummyBatches
+from infer_cache import KVPool, StatePool
+from infer_engine.model_runner.graphs.checks import cache_rows
+from infer_engine.model_runner.graphs.checks.closeness import are_close, are_drawn_alike, are_equal
+from infer_engine.model_runner.graphs.checks.dummy_batches import LENGTHS, LONG_LENGTHS, DummyBatches
+from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
+from infer_engine.model_runner.loading.dummy_requests import dummy_request
+from infer_models.layer_states import StateSpec
 
 NAN, INF = float("nan"), float("inf")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -156,9 +159,52 @@ def test_sequences_of_nan_lie_in_the_block_that_no_other_has(shape: BatchShape) 
 
 
 def test_other_blocks_are_seen_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infer_engine.model_runner.graphs.dummy_batches._BLOCKS_AT_ONCE", 16)
+    monkeypatch.setattr("infer_engine.model_runner.graphs.checks.dummy_batches._BLOCKS_AT_ONCE", 16)
     batches = made_up(300)
     batches.write_noise()
     assert batches.are_others_untouched()
     cache_rows.overwrite_rows(batches._pool.value_cache(0), torch.tensor([299 * 64 + 5]), 1.0)  # noqa: SLF001
     assert not batches.are_others_untouched()
+
+
+def states_of(num_slots: int, *, max_rows: int = 4) -> tuple[DummyStates, StatePool]:
+    specs = [StateSpec(convolution=(2, 8), matrices=(2, 4, 4)), None, StateSpec(convolution=(2, 8))]
+    pool = StatePool(specs, num_slots=num_slots, dtype=torch.bfloat16, device=torch.device("cpu"))
+    return DummyStates(pool, max_rows=max_rows), pool
+
+
+def test_sequences_read_noise_and_write_elsewhere_and_the_next_step_reads_that() -> None:
+    states, pool = states_of(11)
+    items = [(dummy_request([1, 2], num_computed=computed, row=0), 1) for computed in (1, 0, 1)]
+    states.write_noise()
+    read, write = zip(*states.moves(items).values(), strict=True)
+    assert read[1] == -1
+    for tensor in pool.tensors():
+        assert tensor[[read[0], read[2]]].isfinite().all()
+        assert tensor[[*write, 10]].isnan().all()
+    following = states.moves(items, step=1).values()
+    assert [(move.read, move.write) for move in following] == [(write[0], 0), (-1, 1), (write[2], 2)]
+    nan_slots = [move.read for move in states.nan_moves(items).values()]
+    assert all(tensor[nan_slots].isnan().all() for tensor in pool.tensors())
+
+
+def test_states_that_a_step_writes_are_forgotten_and_returned_and_others_are_watched() -> None:
+    states, pool = states_of(12)
+    states.write_noise()
+    states.forget(3, -8.0)
+    assert all((result == -8.0).all() and len(result) == 3 for result in states.results(3))
+    assert len(states.results(3)) == 3  # two convolutions, and matrices
+    assert states.are_others_untouched(3)
+    pool.matrices(0)[11, 0, 0, 0] = 1.0
+    assert not states.are_others_untouched(3)
+    states.clear()
+    assert not any(tensor.any() for tensor in pool.tensors())
+
+
+def test_batches_without_room_for_their_states_are_not_made() -> None:
+    states, _ = states_of(7)
+    assert states.has_room(3)
+    assert not states.has_room(4)
+    without = DummyStates(None, max_rows=4)
+    assert without.has_room(4)
+    assert (without.moves([]), without.results(2), without.are_others_untouched(2)) == ({}, [], True)

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,6 +59,10 @@ class StatePool:
     def num_slots(self) -> int:
         """Slots of each layer."""
         return self._num_slots
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the states of all layers, each [slots, ...]: the memory itself, no copy."""
+        yield from (each for each in (*self._convolutions, *self._matrices) if each is not None)
 
     def convolution(self, layer: int) -> Tensor:
         """Return a layer's last inputs, [slots, width - 1, channels]: the memory itself, no copy.

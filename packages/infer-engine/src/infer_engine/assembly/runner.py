@@ -115,8 +115,7 @@ def _build_runner(
     config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
     rank_model, device = loaded.rank_model, loaded.rank_model.device
     model = rank_model if workers is None else ParallelModel(rank_model, workers)
-    plans_on_device = device.type in TRITON_DEVICES and not loaded.has_states
-    steps = allocate_device_steps(loaded) if plans_on_device else None
+    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
     input_buffers = (
         loaded.allocate_input_buffers(has_metadata=workers is not None) if steps is None else steps.input_buffers
     )
@@ -152,11 +151,13 @@ def _build_runner(
         )
         warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
     else:
-        rank_model.use_cache(steps.views(pool))
+        rank_model.use_cache(steps.views(pool, state_pool))
         warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
         if workers is not None:
             workers.send(CaptureSteps(max_seq_len=kv.max_seq_len, vocab_size=vocab_size))
-        report = capture_steps(loaded, steps, pool, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
+        report = capture_steps(
+            loaded, steps, pool, max_seq_len=kv.max_seq_len, vocab_size=vocab_size, state_pool=state_pool
+        )
         if report is not None:
             runner.probe()
     info = EngineInfo(
@@ -200,8 +201,7 @@ def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
     `loaded` must be a whole model, which no engine uses.
     """
     device, limits = loaded.rank_model.device, loaded.limits
-    plans_on_device = device.type in TRITON_DEVICES and not loaded.has_states
-    steps = allocate_device_steps(loaded) if plans_on_device else None
+    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
     sampler = Sampler(
         vocab_size=loaded.model_config.vocab_size,
         max_rows=limits.max_batch_size,
@@ -219,7 +219,7 @@ def _measure_step_bytes(
     """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group."""
     pool = loaded.allocate_pool([1] * len(loaded.groups.windows))
     states = loaded.allocate_state_pool(0)  # made-up requests have none
-    loaded.rank_model.use_cache(loaded.host_planned_views(pool, states) if steps is None else steps.views(pool))
+    loaded.rank_model.use_cache(loaded.host_planned_views(pool, states) if steps is None else steps.views(pool, states))
     step_bytes = measure_step_bytes(
         runner,
         max_tokens=loaded.max_step_tokens,
@@ -231,7 +231,7 @@ def _measure_step_bytes(
         return step_bytes
     if workers is not None:
         workers.send(MeasureCaptures())
-    return step_bytes + steps.measure_captures(pool)
+    return step_bytes + steps.measure_captures(pool, states)
 
 
 def _capture_on_cpu(

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from infer_cache import KVPool
+from infer_cache import KVPool, StatePool
+from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES, GPUGraphs
-from infer_engine.model_runner.graphs.graph_check import GraphReport
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens_of
 from infer_engine.model_runner.inputs.cache_views import DevicePlannedViews
@@ -35,19 +35,29 @@ class DeviceSteps:
     batch_invariant: bool
     graphs: GPUGraphs | None
 
-    def views(self, pool: KVPool) -> DevicePlannedViews:
-        """Return the views of a KV pool."""
+    def views(self, pool: KVPool, state_pool: StatePool | None = None) -> DevicePlannedViews:
+        """Return the views of a KV pool, and of states if the model has some."""
         return DevicePlannedViews(
-            pool, self.attention, device=self.attention.device, batch_invariant=self.batch_invariant
+            pool,
+            self.attention,
+            device=self.attention.device,
+            batch_invariant=self.batch_invariant,
+            state_pool=state_pool,
         )
 
-    def measure_captures(self, pool: KVPool) -> int:
+    def measure_captures(self, pool: KVPool, state_pool: StatePool | None = None) -> int:
         """Return about how many bytes the captures of all steps take; all ranks call this at the same time."""
-        return 0 if self.graphs is None else self.graphs.measure_bytes(self.views(pool))
+        return 0 if self.graphs is None else self.graphs.measure_bytes(self.views(pool, state_pool))
 
 
 def capture_steps(
-    loaded: LoadedRank, steps: DeviceSteps, pool: KVPool, *, max_seq_len: int, vocab_size: int
+    loaded: LoadedRank,
+    steps: DeviceSteps,
+    pool: KVPool,
+    *,
+    max_seq_len: int,
+    vocab_size: int,
+    state_pool: StatePool | None = None,
 ) -> GraphReport | None:
     """Capture and prove the steps of a model, or of a rank as all ranks do at the same time, and use them.
 
@@ -58,7 +68,7 @@ def capture_steps(
     """
     if steps.graphs is None:
         return None
-    views = steps.views(pool)
+    views = steps.views(pool, state_pool)
     graphs, report = steps.graphs.capture(
         views,
         pool,
@@ -66,6 +76,7 @@ def capture_steps(
         max_batch_size=loaded.limits.max_batch_size,
         max_seq_len=max_seq_len,
         vocab_size=vocab_size,
+        state_pool=state_pool,
     )
     loaded.rank_model.use_cache(views, graph=graphs)
     return report

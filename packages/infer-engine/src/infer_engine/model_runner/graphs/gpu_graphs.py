@@ -6,12 +6,14 @@ from functools import partial
 
 import torch
 
-from infer_cache import KVPool
-from infer_engine.model_runner.graphs.agreement import agree
+from infer_cache import KVPool, StatePool
+from infer_engine.model_runner.graphs.checks.agreement import agree
+from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches
+from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
+from infer_engine.model_runner.graphs.checks.graph_check import GraphChecker
+from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
-from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture, GraphCapture
-from infer_engine.model_runner.graphs.graph_check import GraphChecker, GraphReport
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.cache_views import DevicePlannedViews
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
@@ -100,8 +102,9 @@ class GPUGraphs:
         max_batch_size: int,
         max_seq_len: int,
         vocab_size: int,
+        state_pool: StatePool | None = None,
     ) -> tuple[CUDAGraphs, GraphReport]:
-        """Capture and prove all steps over `pool`, which `views` are of and no request uses yet.
+        """Capture and prove all steps over `pool` and `state_pool`, which `views` are of and no request uses yet.
 
         Tokens are chosen among the ids below `vocab_size`. Where ranks refuse, they try once more without the choice of
         tokens, for which they gather logits.
@@ -117,6 +120,7 @@ class GPUGraphs:
                 max_batch_size=max_batch_size,
                 max_seq_len=max_seq_len,
                 vocab_size=vocab_size,
+                state_pool=state_pool,
                 has_choices=has_choices,
             )
             if report.refusal is None:
@@ -132,6 +136,7 @@ class GPUGraphs:
         max_batch_size: int,
         max_seq_len: int,
         vocab_size: int,
+        state_pool: StatePool | None,
         has_choices: bool,
     ) -> tuple[CUDAGraphs, GraphReport]:
         capture = self._new_capture()
@@ -147,6 +152,7 @@ class GPUGraphs:
         checker = GraphChecker(
             graphs,
             batches,
+            DummyStates(state_pool, max_rows=max_batch_size),
             input_buffers=self._input_buffers,
             pool=pool,
             capture=capture,

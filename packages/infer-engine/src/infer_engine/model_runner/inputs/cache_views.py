@@ -52,12 +52,24 @@ class DevicePlannedViews:
     longer in all than the buffers hold.
     """
 
-    def __init__(self, pool: KVPool, buffers: AttentionBuffers, *, device: torch.device, batch_invariant: bool) -> None:
-        """View `pool`, which is on `device`; plans lie in `buffers`."""
+    def __init__(
+        self,
+        pool: KVPool,
+        buffers: AttentionBuffers,
+        *,
+        device: torch.device,
+        batch_invariant: bool,
+        state_pool: StatePool | None = None,
+    ) -> None:
+        """View `pool`, and the states in `state_pool` if the model has some; both are on `device`.
+
+        Plans lie in `buffers`.
+        """
         self._pool = pool
+        self._state_pool = state_pool
         self._buffers = buffers
         self._batch_invariant = batch_invariant
-        self._on_host = HostPlannedViews(pool, device=device, batch_invariant=batch_invariant)
+        self._on_host = HostPlannedViews(pool, device=device, batch_invariant=batch_invariant, state_pool=state_pool)
 
     def view(self, batch: ForwardBatch) -> PagedCacheView:
         """Return the view of a batch."""
@@ -84,7 +96,7 @@ class DevicePlannedViews:
             )
             for metadata in inputs.metadata
         ]
-        return _cache_view(self._pool, inputs, plans)
+        return _cache_view(self._pool, inputs, plans, self._state_pool)
 
     def zero_semaphores(self) -> None:
         """Reset what a launch that failed may have left in the buffers."""
@@ -96,7 +108,7 @@ class DevicePlannedViews:
 
 
 def _cache_view(
-    pool: KVPool, batch: DeviceInputs, plans: list[AttentionPlan], state_pool: StatePool | None = None
+    pool: KVPool, batch: DeviceInputs, plans: list[AttentionPlan], state_pool: StatePool | None
 ) -> PagedCacheView:
     slots = [KVSlots(each, block_size=pool.block_size) for each in batch.slots]
     states = None

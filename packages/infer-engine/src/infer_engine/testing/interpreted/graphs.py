@@ -81,6 +81,17 @@ def _with_old(name: str) -> Callable[[], object]:
     return wrong_inputs(change)
 
 
+def _with_old_state(name: str) -> Callable[[], object]:
+    """Let captures read a copy of one tensor of the slots of states, as it is when they are captured."""
+
+    def change(inputs: DeviceInputs) -> DeviceInputs:
+        assert inputs.state_rows is not None
+        old: dict[str, Tensor] = {name: getattr(inputs.state_rows, name).clone()}
+        return replace(inputs, state_rows=replace(inputs.state_rows, **old))
+
+    return wrong_inputs(change)
+
+
 def _draw_by_old_parameters() -> object:
     """Let captures draw by copies of the parameters, as they are when they are captured."""
     true_columns = DrawBuffers.columns
@@ -153,6 +164,9 @@ SABOTAGES: Mapping[str, Callable[[], object]] = MappingProxyType(
         "old query starts": _with_old("query_start"),
         "old rows": _with_old("block_rows"),
         "old block table": _with_old("block_table"),
+        "old states are read": _with_old_state("read"),
+        "old states are written": _with_old_state("write"),
+        "old rows of states": _with_old_state("query_start"),
         "old hidden states": _choose_from_old_hidden,
         "old parameters of draws": _draw_by_old_parameters,
         "long sequences are cut": wrong_inputs(_cut, is_recorded=True),
@@ -235,6 +249,7 @@ def capture(folder: Path, sabotage: str) -> dict[str, object]:
         norm = loaded.rank_model.model.get_submodule("model.norm")
         norm.get_parameter("weight")[0] = torch.inf
     pool = loaded.allocate_pool([NUM_BLOCKS] * len(loaded.groups.windows))
+    states = loaded.allocate_state_pool(2 * max_batch_size + 1)
     steps = allocate_device_steps(loaded)
     if sabotage.endswith(AS_A_RANK) or sabotage in OF_ANOTHER_RANK:
         shapes = PaddedShapes(max_seqs=max_batch_size, max_tokens=loaded.max_step_tokens)
@@ -246,12 +261,13 @@ def capture(folder: Path, sabotage: str) -> dict[str, object]:
     with sabotaged(own, pool), agreeing(OF_ANOTHER_RANK.get(sabotage)):
         try:
             graphs, report = steps.graphs.capture(
-                steps.views(pool),
+                steps.views(pool, states),
                 pool,
                 windows=loaded.groups.windows,
                 max_batch_size=max_batch_size,
                 max_seq_len=max_seq_len,
                 vocab_size=loaded.model_config.vocab_size,
+                state_pool=states,
             )
         except ValueError as error:
             return {"sabotage": sabotage, "error": str(error)}

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches
+from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
-from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.sampling.draw_buffers import dummy_draws
@@ -23,6 +24,7 @@ NUM_STEPS = 8
 def decode_in_a_row(
     graphs: CUDAGraphs,
     batches: DummyBatches,
+    states: DummyStates,
     input_buffers: InputBuffers,
     shape: BatchShape,
     *,
@@ -30,8 +32,9 @@ def decode_in_a_row(
 ) -> Tensor | None:
     """Return the tokens of `NUM_STEPS` captured steps of decodes, [steps, rows] int64; None without room for them.
 
-    Every call decodes the same sequences in the same blocks. With `wait` the host waits for each step, and stages the
-    tokens that it has read. Without, it stages and launches a step while the device computes those before.
+    Every call decodes the same sequences in the same blocks, from states that lie there. With `wait` the host waits for
+    each step, and stages the tokens that it has read. Without, it stages and launches a step while the device computes
+    those before.
     """
     filled = batches.fill(shape, variant=0, num_more=NUM_STEPS)
     if filled is None:
@@ -40,7 +43,7 @@ def decode_in_a_row(
     chosen: list[Tensor] = []
     latest = torch.empty(0)
     for number in range(NUM_STEPS):
-        batch = input_buffers.build(items, [] if number else edits)
+        batch = input_buffers.build(items, [] if number else edits, state_moves=states.moves(items, step=number))
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, latest)
         hidden, choose = graphs.replay(batch), graphs.choice(batch)

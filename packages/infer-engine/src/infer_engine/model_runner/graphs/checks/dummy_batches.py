@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infer_cache import KVPool, TableEdit
 from infer_cache.sliding_window import first_block_in_window
-from infer_engine.model_runner.graphs import cache_rows
+from infer_engine.model_runner.graphs.checks import cache_rows
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.dummy_requests import dummy_request

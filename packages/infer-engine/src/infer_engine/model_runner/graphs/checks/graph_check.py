@@ -1,6 +1,6 @@
 """Captures steps, and proves each against the same step computed kernel by kernel before it is used.
 
-For every shape, over a KV pool that no request uses:
+For every shape, over pools that no request uses:
 
     padding    staged ──> computed ──> captured
     batch A    staged ──> computed ──> replayed twice        the replays give what was computed
@@ -8,29 +8,32 @@ For every shape, over a KV pool that no request uses:
     batch B    staged in the same buffers ──> computed ──> replayed      ... and nothing of batch A is in the graph
 
 At last the largest and the smallest take turns, with steps between that are not captured, and decodes run in a row
-without a wait. Blocks that no sequence has hold NaN, which shows in every row that reads one; the slots that the step
-writes, and what it returns, are overwritten before each replay. Semaphores are set to what a failed launch may leave.
+without a wait. Blocks and states that no sequence has hold NaN, which shows in every row that reads one; the slots that
+the step writes, and what it returns, are overwritten before each replay. Semaphores are set to what a failed launch may
+leave.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from infer_cache import KVPool
-from infer_engine.model_runner.graphs import cache_rows
-from infer_engine.model_runner.graphs.closeness import TOLERANCE, are_close, are_drawn_alike, are_equal
+from infer_engine.model_runner.graphs.checks import cache_rows
+from infer_engine.model_runner.graphs.checks.closeness import TOLERANCE, are_close, are_drawn_alike, are_equal
+from infer_engine.model_runner.graphs.checks.decodes_in_a_row import decode_in_a_row
+from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches, Items
+from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
+from infer_engine.model_runner.graphs.checks.graph_report import GraphRefusedError, GraphReport, GraphStuckError
 from infer_engine.model_runner.graphs.cuda_graphs import Captured, CUDAGraphs
-from infer_engine.model_runner.graphs.decodes_in_a_row import decode_in_a_row
-from infer_engine.model_runner.graphs.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.sampling.draw_buffers import dummy_draws
+from infer_engine.scheduling import RowEdit
 
 logger = logging.getLogger(__name__)
 
@@ -46,44 +49,11 @@ ROWS_IN_A_ROW = 8
 """Sequences that are decoded in a row, at least, if so many are computed together."""
 
 
-class GraphStuckError(ValueError):
-    """A replayed step did not end: the device cannot be used further by this process."""
-
-
-class GraphRefusedError(Exception):
-    """A captured step does not compute what its kernels do."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphReport:
-    """What came of capturing.
-
-    Attributes:
-        num_captured: shapes whose captured steps are used.
-        num_exact: those of them that gave the same bits.
-        refusal: why none is used; None if they are.
-        has_choices: whether the choice of tokens is captured too.
-    """
-
-    num_captured: int
-    num_exact: int
-    refusal: str | None = None
-    has_choices: bool = True
-
-    def __str__(self) -> str:
-        """Return one line for the log."""
-        if self.refusal is not None:
-            return f"CUDA graphs are not used: {self.refusal}"
-        close = f", {self.num_captured - self.num_exact} to rounding" if self.num_captured > self.num_exact else ""
-        alone = "" if self.has_choices else ", without the choice of tokens"
-        return f"{self.num_captured} steps are captured as CUDA graphs{alone}: {self.num_exact} gave equal bits{close}"
-
-
 class _Results(NamedTuple):
     """Copies of what a step has computed.
 
     Attributes:
-        tensors: hidden states, then the keys and values of each layer, each [rows, ...].
+        tensors: hidden states, then the keys and values of each layer, each [rows, ...], then some sequences' states.
         tokens: the chosen ones and their check, [2, rows] int64; of mixed steps, for which none are, the largest
             logits' [1, rows], and of those of ranks [2, 0].
     """
@@ -99,6 +69,7 @@ class GraphChecker:
         self,
         graphs: CUDAGraphs,
         batches: DummyBatches,
+        states: DummyStates,
         *,
         input_buffers: InputBuffers,
         pool: KVPool,
@@ -112,6 +83,7 @@ class GraphChecker:
         Args:
             graphs: captures and replays.
             batches: what the steps compute.
+            states: the states of their sequences.
             input_buffers: takes them.
             pool: pool of keys and values; overwritten, and zeros afterwards.
             capture: what `graphs` captures with.
@@ -124,6 +96,7 @@ class GraphChecker:
         self._graphs = graphs
         self._input_buffers = input_buffers
         self._batches = batches
+        self._states = states
         self._pool = pool
         self._capture = capture
         self._compute_logits = compute_logits
@@ -141,6 +114,7 @@ class GraphChecker:
         """
         started_s = time.monotonic()
         self._batches.write_noise()
+        self._states.write_noise()
         num_exact = 0
         try:
             for shape in shapes:
@@ -161,6 +135,7 @@ class GraphChecker:
                 self._agree(refusal)  # where all ranks fail alike
             report = GraphReport(0, 0, refusal=refusal)
         self._batches.clear()
+        self._states.clear()
         logger.info("%s (%.1f s).", report, time.monotonic() - started_s)
         return report
 
@@ -173,7 +148,7 @@ class GraphChecker:
             GraphRefusedError: something else was computed.
         """
         filled = [self._batches.fill(shape, variant=variant) for variant in range(2)]
-        if None in filled:
+        if None in filled or not self._states.has_room(shape.num_seqs):
             return False
         captured = self._captured[shape] = self._graphs.capture(shape)
         is_exact = True
@@ -181,7 +156,7 @@ class GraphChecker:
             assert contents is not None
             if variant > 0:
                 self._fill_memory_with_nan(shape, captured)
-            batch = self._input_buffers.build(*contents)
+            batch = self._build(*contents)
             assert batch.shape == shape, f"a batch for {shape} was padded to {batch.shape}"
             expected = self._compute(batch)
             if not self._are_most_probable(expected.tokens, expected.tensors[0]):
@@ -235,12 +210,15 @@ class GraphChecker:
         filled = self._batches.fill_with_nan(shape)
         if filled is None:
             return
-        batch = self._input_buffers.build(*filled)
+        items, edits = filled
+        self._states.write_noise()  # and NaN into slots that steps write, from which this one reads
+        batch = self._input_buffers.build(items, edits, state_moves=self._states.nan_moves(items))
         for replay in captured:
             if replay is not None:
                 self._replay(shape, replay)
         if shape.is_decode_only:  # others have stored nothing
             self._forget(batch, torch.nan)
+        self._states.write_noise()
 
     def _check_in_turn(self) -> None:
         """Replay the largest and the smallest step in turn, which share memory, with others between.
@@ -254,11 +232,11 @@ class GraphChecker:
         for shape, other in ((largest, smallest), (smallest, largest)):
             filled = self._batches.fill(shape, variant=0)
             assert filled is not None
-            expected = self._compute(self._input_buffers.build(*filled))
+            expected = self._compute(self._build(*filled))
             self._input_buffers.stage_idle(other)
             self._replay(other, self._captured[other].step)
             self._graphs.compute(other)
-            found = self._replay_step(self._input_buffers.build(*filled), FORGOTTEN[0])
+            found = self._replay_step(self._build(*filled), FORGOTTEN[0])
             try:
                 self._compare(shape, expected, found)
             except GraphRefusedError as error:
@@ -277,7 +255,8 @@ class GraphChecker:
 
         def decode(*, waits: bool) -> Tensor | None:
             wait = (lambda: self._wait(shape)) if waits else None
-            return decode_in_a_row(self._graphs, self._batches, self._input_buffers, shape, wait=wait)
+            self._states.write_noise()
+            return decode_in_a_row(self._graphs, self._batches, self._states, self._input_buffers, shape, wait=wait)
 
         expected, found = decode(waits=True), decode(waits=False)
         self._wait(shape)
@@ -323,6 +302,12 @@ class GraphChecker:
     def _check_other_blocks(self) -> None:
         if not self._batches.are_others_untouched():
             self._refuse("a step wrote to a block that none of its sequences has")
+        if not self._states.are_others_untouched(max((shape.num_seqs for shape in self._captured), default=0)):
+            self._refuse("a step wrote a state that none of its sequences has")
+
+    def _build(self, items: Items, edits: list[RowEdit]) -> ForwardBatch:
+        """Stage a batch with the slots of its states."""
+        return self._input_buffers.build(items, edits, state_moves=self._states.moves(items))
 
     def _forget(self, batch: ForwardBatch, value: float) -> None:
         """Overwrite what the step is to compute with `value`."""
@@ -331,6 +316,7 @@ class GraphChecker:
         for layer in self._pool.layers:
             for cache in (self._pool.key_cache(layer), self._pool.value_cache(layer)):
                 cache_rows.overwrite_rows(cache, self._stored(batch, layer), value)
+        self._states.forget(len(batch.seq_lens), value)
 
     def _forget_tokens(self, batch: ForwardBatch) -> None:
         for tokens in self._graphs.chosen(batch.shape.num_tokens):
@@ -344,6 +330,7 @@ class GraphChecker:
             stored = self._stored(batch, layer)
             caches = self._pool.key_cache(layer), self._pool.value_cache(layer)
             results += [cache_rows.read_rows(cache, stored) for cache in caches]
+        results += self._states.results(len(batch.seq_lens))
         if batch.is_decode_only and self._graphs.has_choices:
             return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         if self._agree is not None:

@@ -1,0 +1,36 @@
+"""What came of capturing steps, and how it may fail."""
+
+from dataclasses import dataclass
+
+
+class GraphStuckError(ValueError):
+    """A replayed step did not end: the device cannot be used further by this process."""
+
+
+class GraphRefusedError(Exception):
+    """A captured step does not compute what its kernels do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """What came of capturing.
+
+    Attributes:
+        num_captured: shapes whose captured steps are used.
+        num_exact: those of them that gave the same bits.
+        refusal: why none is used; None if they are.
+        has_choices: whether the choice of tokens is captured too.
+    """
+
+    num_captured: int
+    num_exact: int
+    refusal: str | None = None
+    has_choices: bool = True
+
+    def __str__(self) -> str:
+        """Return one line for the log."""
+        if self.refusal is not None:
+            return f"CUDA graphs are not used: {self.refusal}"
+        close = f", {self.num_captured - self.num_exact} to rounding" if self.num_captured > self.num_exact else ""
+        alone = "" if self.has_choices else ", without the choice of tokens"
+        return f"{self.num_captured} steps are captured as CUDA graphs{alone}: {self.num_exact} gave equal bits{close}"
