@@ -35,6 +35,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/cpu.md", "## What plain PyTorch gives"),
         ("docs/cpu.md", "## Where a step's time goes"),
         ("docs/gguf.md", "## Measured"),
+        ("docs/models.md", "#### What their turns and steps take"),
         ("docs/quantization.md", "## Measured"),
     ),
     "a real model's text, and llama.cpp, are not in this repository": (("docs/quantization.md", "### A real model"),),
