@@ -23,10 +23,10 @@ from infer_models.text import save_dummy_tokenizer
 NUM_LAYERS = 2
 MAX_VOCAB, MAX_HIDDEN, MAX_INTERMEDIATE = 4096, 1024, 2048
 MAX_EXPERTS, MAX_EXPERT_INTERMEDIATE = 8, 512
-MARGINS = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
+MARGINS = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
 """Margins between the two best logits, in standard deviations of all, below which rounding may decide."""
-LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.35, torch.float16: 0.05}
-"""Differences of logits, in standard deviations, that rounding explains; on a CPU it makes up to 3e-5, 0.27, 0.029."""
+LOGIT_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.35, torch.float16: 0.1}
+"""Differences of logits, in standard deviations, that rounding explains; on a CPU it makes up to 3e-5, 0.27, 0.066."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
