@@ -254,7 +254,6 @@ WITHOUT_CPU_KERNELS_TESTS = [
     for name in (
         "models/tests/test_parity",
         "engine/tests/core/test_modes",
-        "engine/tests/doctor/test_doctor_engine",
         "engine/tests/doctor/test_doctor_kernels",
         "engine/tests/doctor/test_doctor_model",
         "engine/tests/engines/test_llm",

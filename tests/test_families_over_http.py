@@ -28,6 +28,8 @@ CONVERSATION: list[dict[str, Any]] = [
 Serve = Callable[..., AbstractContextManager[Any]]
 QUICK = ("llama", "gemma3", "gpt_oss", "qwen3_moe")
 """Families in whose servers anything may differ: windows, sinks, experts, templates."""
+FULL = ("gemma4_moe", "granitemoehybrid", "lfm2", "mistral", "olmo3", "phi3", "qwen3_5")
+"""Families that the full run adds: states, shared tensors, layers that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +43,13 @@ class Saved:
 def cases() -> Iterator[Any]:
     """Yield each family saved in two ways, which differ in both respects; the second is for the long run.
 
-    The quick run has a few: each family's tokens are those of its twin in the models' and the engine's tests too.
+    Other runs have a few: each family's tokens are those of its twin in the models' and the engine's tests too.
     """
     for index, family in enumerate(ALL_FAMILIES):
         for is_first in (True, False):
             saved = Saved(shards=(index % 2 == 0) is is_first, tied=(index // 2 % 2 == 0) is is_first)
             name = f"{family}, {'shards' if saved.shards else 'one file'}, {'tied' if saved.tied else 'untied'}"
-            first = () if family in QUICK else pytest.mark.full
+            first = () if family in QUICK else pytest.mark.full if family in FULL else pytest.mark.exhaustive
             yield pytest.param(family, saved, id=name, marks=first if is_first else pytest.mark.exhaustive)
 
 
