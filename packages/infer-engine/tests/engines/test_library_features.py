@@ -12,7 +12,14 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from infer_engine import LLM, SamplingParams
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, random_prompt, twin_prompt_logprobs
+from infer_engine.testing.models import (
+    ATTENTION_FAMILIES,
+    FAMILIES,
+    VOCAB_SIZE,
+    Twin,
+    random_prompt,
+    twin_prompt_logprobs,
+)
 from infer_kernels.checks.pairwise import parametrize_each_value
 
 EOS = 2
@@ -148,7 +155,9 @@ PENALTIES: dict[str, dict[str, float]] = {
 
 @pytest.mark.covers("requests/penalties")
 @parametrize_each_value(
-    family=list(FAMILIES), setting=["in a batch", "in chunks", "preempted"], penalties=list(PENALTIES)
+    family=list(ATTENTION_FAMILIES),  # whose tokens repeat
+    setting=["in a batch", "in chunks", "preempted"],
+    penalties=list(PENALTIES),
 )
 def test_penalties_give_the_tokens_of_transformers(twin: Twin, setting: str, penalties: str) -> None:
     params = greedy(**PENALTIES[penalties])
