@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
 NORM_EPS = 1e-6
@@ -39,21 +40,6 @@ _LEAST_KEYS = 16
 _MAX_REGISTERS = 136
 """For fifteen programs on a multiprocessor, where a decode waits for states."""
 _MOST_KEYS_IN_THEM = 128
-
-
-@triton.jit
-def _softplus(x: tl.tensor) -> tl.tensor:
-    """log(1 + e^x), also where e^x is far below 1: log(1 + y) = 2 artanh(z), z = y / (2 + y) <= 1/3, as a series."""
-    y = tl.exp(-tl.abs(x))
-    z = y / (2.0 + y)
-    square = z * z
-    series = tl.fma(square, 1.0 / 13.0, 1.0 / 11.0)
-    series = tl.fma(square, series, 1.0 / 9.0)
-    series = tl.fma(square, series, 1.0 / 7.0)
-    series = tl.fma(square, series, 1.0 / 5.0)
-    series = tl.fma(square, series, 1.0 / 3.0)
-    series = tl.fma(square, series, 1.0)
-    return tl.maximum(x, 0.0) + 2.0 * z * series
 
 
 @triton.jit
@@ -175,7 +161,7 @@ def _gated_delta_rule_kernel(
     next_b = tl.load(b_at, mask=has_rows, other=0.0)
     for token in tl.range(first, end, num_stages=1):
         q, k, v = next_q.to(tl.float32), next_k.to(tl.float32), next_v.to(tl.float32)
-        decay = tl.exp(rate * _softplus(next_a.to(tl.float32) + bias))
+        decay = tl.exp(rate * softplus(next_a.to(tl.float32) + bias))
         beta = tl.sigmoid(next_b.to(tl.float32)).to(b.dtype.element_ty).to(tl.float32)
         # The last token has no next one, and loads its own rows again.
         num_rows = tl.where(token + 1 < end, 1, 0)

@@ -14,15 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
 _ELEMENTS = 2048
 """Elements of a state that a program holds: 16 registers for each thread of four warps."""
-
-
-@triton.jit
-def _softplus(x: tl.tensor) -> tl.tensor:
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
 @triton.jit
@@ -72,7 +68,7 @@ def _mamba2_scan_kernel(
         x = tl.load(at + x_at, mask=in_head, other=0.0).to(tl.float32)
         b = tl.load(at + b_at, mask=in_row, other=0.0).to(tl.float32)
         c = tl.load(at + groups * state_size + b_at, mask=in_row, other=0.0).to(tl.float32)
-        step = _softplus(tl.load(dt + token * dt_stride + head).to(tl.float32) + bias)
+        step = softplus(tl.load(dt + token * dt_stride + head).to(tl.float32) + bias)
         step = tl.minimum(tl.maximum(step, least_step), most_step)
         s = s * tl.exp(-rate * step) + (x * step)[:, None] * b[None, :]
         y = tl.sum(s * c[None, :], axis=1) + skip * x
