@@ -202,9 +202,13 @@ def test_states_that_a_step_writes_are_forgotten_and_returned_and_others_are_wat
 
 
 def test_batches_without_room_for_their_states_are_not_made() -> None:
-    states, _ = states_of(7)
+    states, pool = states_of(7)  # for three sequences, as no more would run
     assert states.has_room(3)
     assert not states.has_room(4)
+    states.write_noise()
+    moves = states.moves([(dummy_request([1, 2], num_computed=1, row=0), 1) for _ in range(3)]).values()
+    assert len({slot for move in moves for slot in move}) == 6
+    assert all(tensor[[move.read for move in moves]].isfinite().all() for tensor in pool.tensors())
     without = DummyStates(None, max_rows=4)
     assert without.has_room(4)
     assert (without.moves([]), without.results(2), without.are_others_untouched(2)) == ({}, [], True)

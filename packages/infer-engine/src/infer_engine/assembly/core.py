@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -183,13 +183,14 @@ def build_kv_cache_manager(
                 return ContiguousKVCacheManager(*slots)
             return ContiguousHybridManager(*slots, states=state_slots)
         case "paged":
-            paged = partial(
-                PagedKVCacheManager if state_slots is None else partial(HybridKVCacheManager, slots=state_slots),
-                windows=windows,
-                max_chunk=limits.prefill_chunk_size,
-                keeps_prefixes=config.caches_prefixes,
-            )
-            return paged(num_blocks, block_size)
+            options: dict[str, Any] = {
+                "windows": windows,
+                "max_chunk": limits.prefill_chunk_size,
+                "keeps_prefixes": config.caches_prefixes,
+            }
+            if state_slots is None:
+                return PagedKVCacheManager(num_blocks, block_size, **options)
+            return HybridKVCacheManager(num_blocks, block_size, slots=state_slots, **options)
 
 
 def build_scheduler(

@@ -85,7 +85,7 @@ class InputBuffers(StepBuffers):
         if decodes is None:
             decodes = [request for request, _ in items if request.state is RequestState.DECODE]
         if len(decodes) == len(items):
-            return self._build_decodes(decodes, [state_moves[request.request_id] for request in decodes if state_moves])
+            return self._build_decodes(decodes, _moves_of(decodes, state_moves))
         per_item = np.array(
             [
                 (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, r.num_tokens)
@@ -127,7 +127,7 @@ class InputBuffers(StepBuffers):
             is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompt_lens)),
             rows=rows,
             has_pending_tokens=int(input_ids.min()) < 0,
-            moves=[state_moves[request.request_id] for request, _ in items if state_moves],
+            moves=[state_moves[request.request_id] for request, _ in items] if state_moves else [],
         )
 
     def _build_decodes(self, requests: list[Request], moves: list[StateMove]) -> ForwardBatch:
@@ -278,6 +278,11 @@ class InputBuffers(StepBuffers):
         parts.block_rows[:num_seqs] = rows
         for part in (parts.seq_lens, parts.is_prefill, parts.block_rows):
             part[num_seqs:] = 0
+
+
+def _moves_of(requests: Sequence[Request], moves: Mapping[str, StateMove]) -> list[StateMove]:
+    """Return the slots of each request's state; none for a model without states."""
+    return [moves[request.request_id] for request in requests] if moves else []
 
 
 def _next_id(request: Request) -> int:
