@@ -266,7 +266,7 @@ WITHOUT_CPU_KERNELS_TESTS = [
 
 @nox.session
 def without_cpu_kernels(session: nox.Session) -> None:
-    """Models, an engine in all its modes and its doctor on a machine without a compiler: plain PyTorch computes."""
+    """Models, an engine in all its modes, checks of kernels and models without a compiler: plain PyTorch computes."""
     sync_package(session, "engine")
     run_tests(session, "-m", "not full", *WITHOUT_CPU_KERNELS_TESTS, env={"INFER_CPU_KERNELS": "0"})
 

@@ -137,6 +137,9 @@ CASES: dict[str, Save] = {
         num_global_key_value_heads=1,
         rms_norm_eps=0.1,
     ),
+    "gemma4_wrapped_experts": case(
+        "gemma4_wrapped", enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=48
+    ),
     "mistral3_untied": case("mistral3", tie_word_embeddings=False),
     "llava_untied": case("llava", tie_word_embeddings=False),
 }
