@@ -22,6 +22,7 @@ WAITING_IN_PARALLEL = (f"--numprocesses={min(9, (os.cpu_count() or 1) + 1)}", "-
 TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
 LEFT_OUT = ("-m", "full and not exhaustive")
+OLDEST = ("torch==2.11.*", "triton==3.6.*", "numpy<2.4")  # triton 3.6's interpreter breaks with later versions of numpy
 OP_TESTS = "packages/infer-kernels/tests/ops"  # over Triton's kernels where they are interpreted, else on a CPU's paths
 
 
@@ -119,18 +120,19 @@ def tests_long(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """The oldest supported torch and triton, under kernels and models."""
     test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
-    session.install(
-        "torch==2.11.*",
-        "triton==3.6.*",
-        "numpy<2.4",  # triton 3.6's interpreter breaks with later ones
-        "transformers>=5.0",
-        "./packages/infer-kernels",
-        "./packages/infer-models",
-        *test_tools,
-    )
+    session.install(*OLDEST, "transformers>=5.0", "./packages/infer-kernels", "./packages/infer-models", *test_tools)
     run_tests(session, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
     for package in ("kernels", "models"):
         run_tests(session, f"packages/infer-{package}/tests")
+
+
+@nox.session
+def lowest_kernels(session: nox.Session) -> None:
+    """Of `lowest`, what a change breaks first: one kernel of each op compiles for sm_80, and int8 for sm_90."""
+    test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
+    session.install(*OLDEST, "./packages/infer-kernels", *test_tools)
+    chosen = ("-m", "not full", "-k", "sm_80 or (linear_quantized and sm_90 and (int8 or minimums))")
+    session.run(*PYTEST, *chosen, "packages/infer-kernels/tests/compiled/test_ahead_of_time.py", env=TEST_ENV)
 
 
 @nox.session

@@ -13,7 +13,10 @@ from infer_kernels.gpu import Gpu
 from infer_kernels.linear.quantized import linear_fp8_library as library
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_reference
 
-pytestmark = pytest.mark.skipif(not hasattr(functional, "scaled_mm"), reason="this PyTorch has no `scaled_mm`")
+HAS_SCALED_MM = hasattr(functional, "scaled_mm") and torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001
+    "aten::_scaled_mm_v2", "CPU"
+)
+pytestmark = pytest.mark.skipif(not HAS_SCALED_MM, reason="this PyTorch has no `scaled_mm` on a CPU")
 ROWS, INPUTS, OUTPUTS = 70, 64, 256
 
 

@@ -122,12 +122,12 @@ def load_zeros(
     return zeros
 
 
-@triton.jit
-def zero_of_codes(CODES: tl.constexpr, has_minimums: tl.constexpr) -> tl.constexpr:
+@triton.constexpr_function
+def zero_of_codes(CODES: str, has_minimums: bool) -> float:  # noqa: FBT001 - Triton's interpreter passes places
     """The code whose number is 0, as it is kept, where groups have none of their own: -0, which is no constant 0."""
-    is_int4: tl.constexpr = CODES == "int4" or CODES == "int4_words"
-    zero: tl.constexpr = (-0.0 if has_minimums else 8.0) if is_int4 else 128.0
-    return zero
+    if CODES in ("int4", "int4_words"):
+        return -0.0 if has_minimums else 8.0
+    return 128.0
 
 
 @triton.jit

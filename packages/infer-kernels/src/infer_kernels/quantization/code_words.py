@@ -26,11 +26,12 @@ _BF16_UNIT = tl.constexpr(2.0**-6)
 _FP16_UNIT = tl.constexpr(2.0**-9)
 
 
-@triton.jit
-def unit_of_words(dtype: tl.constexpr, CODES: tl.constexpr) -> tl.constexpr:
+@triton.constexpr_function
+def unit_of_words(dtype: tl.dtype, CODES: str) -> float:
     """What numbers of words are multiplied by until their scale takes it back."""
-    unit: tl.constexpr = 1.0 if CODES == "fp8_words" else _FP16_UNIT if dtype == tl.float16 else _BF16_UNIT
-    return unit
+    if CODES == "fp8_words":
+        return 1.0
+    return (_FP16_UNIT if dtype == tl.float16 else _BF16_UNIT).value  # type: ignore[no-any-return]  # a float
 
 
 @triton.jit

@@ -144,6 +144,9 @@ def graph_base(machine: Machine) -> type:
         def capture_end_post(self) -> None:
             pass
 
+        def capture_end(self) -> None:  # torch 2.11 calls it, later ones the two before
+            self.capture_end_pre()
+
         def instantiate(self) -> None:
             self._has_graph_exec = True
 
