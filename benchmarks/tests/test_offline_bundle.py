@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infer_bench import offline_bundle
-from infer_bench.first_light import REHEARSED_TESTS
+from infer_bench.first_light import TESTS, TESTS_ALONE
 from infer_bench.offline_bundle import PACKAGES, PRESENT, UNUSED
 from infer_bench.results import ROOT
 
@@ -48,7 +48,8 @@ def test_every_dependency_is_present_or_in_the_bundle() -> None:
 
 def test_first_light_and_the_server_import_nothing_that_is_missing_there() -> None:
     names = [*UNUSED, "transformers", "matplotlib", "openai", "simpy", "PIL", "jsonschema"]
-    code = BARE_MACHINE.format(missing={name.replace("-", "_") for name in names}, tests=REHEARSED_TESTS.split())
+    missing, tests = {name.replace("-", "_") for name in names}, [*TESTS.split(), *TESTS_ALONE.split()]
+    code = BARE_MACHINE.format(missing=missing, tests=tests)
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
     )

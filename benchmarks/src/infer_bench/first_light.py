@@ -27,7 +27,9 @@ from infer_bench.results import RESULTS, ROOT, current_commit, table
 NUM_LOG_LINES = 200
 """The last ones of a step's output, which are saved."""
 DECODES = "steps --device cuda --shape llama-3.2-3b"
-REHEARSED_TESTS = "packages/infer-kernels/tests/gpu packages/infer-engine/tests/gpu tests/gpu"
+TESTS = "packages/infer-kernels/tests/gpu packages/infer-engine/tests/gpu"
+TESTS_ALONE = "tests/gpu"
+"""Tests that time requests or measure the device's memory: nothing else may use it beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,14 @@ class Step:
         arguments: command-line arguments of the module; `{out}` is a folder for JSON, all of which is saved.
         rehearsal: what it gets on a CPU.
         seconds: that it may take.
+        num_threads: threads of torch on the CPU in each process; None: its own choice.
     """
 
     program: str
     arguments: str
     rehearsal: str
     seconds: float
+    num_threads: int | None = None
 
 
 STEPS = {
@@ -56,9 +60,16 @@ STEPS = {
     ),
     "tests": Step(
         program="pytest",
-        arguments=f"-q -m gpu --numprocesses 4 {REHEARSED_TESTS} benchmarks/tests",
-        rehearsal=f"-q -m 'not full' {REHEARSED_TESTS}",
-        seconds=480,
+        arguments=f"-q -m gpu --numprocesses 6 {TESTS}",
+        rehearsal=f"-q -m 'not full' {TESTS}",
+        seconds=420,
+        num_threads=1,  # references compute on the CPU, where all threads of six processes would wait for each other
+    ),
+    "tests alone": Step(
+        program="pytest",
+        arguments=f"-q -m gpu {TESTS_ALONE} benchmarks/tests",
+        rehearsal=f"-q -m 'not full' {TESTS_ALONE}",
+        seconds=120,
     ),
     "kernels": Step(
         program="infer_bench",
@@ -134,7 +145,13 @@ def run_step(step: Step, *, is_rehearsal: bool) -> dict[str, Any]:
         command = ["python", "-m", step.program, *words]
         began_s = time.monotonic()
         with log.open("wb") as output:
-            code = run_limited([sys.executable, *command[1:]], timeout_s=step.seconds, output=output, folder=ROOT)
+            code = run_limited(
+                [sys.executable, *command[1:]],
+                timeout_s=step.seconds,
+                variables=None if step.num_threads is None else {"OMP_NUM_THREADS": f"{step.num_threads}"},
+                output=output,
+                folder=ROOT,
+            )
         return {
             "command": " ".join(command).replace(str(folder), "OUT"),
             "seconds": time.monotonic() - began_s,

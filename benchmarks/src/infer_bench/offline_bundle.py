@@ -24,7 +24,7 @@ from pathlib import Path
 from infer_bench.results import ROOT
 
 PACKAGES = ("kernels", "models", "cache", "engine", "server")
-PRESENT = ("torch", "triton", "safetensors", "tokenizers")
+PRESENT = ("torch", "triton", "safetensors", "tokenizers", "huggingface-hub")
 """What the machine has, with everything that comes with it."""
 UNUSED = ("hf-xet", "faker", "polyfactory", "rich-click", "rich-rst")
 """Dependencies of dependencies that nothing there imports: for downloads, examples and help pages."""
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="to make; inside the repository, so that it is copied along")
     parser.add_argument("--python-version", default="3.12", help="of the machine")
-    parser.add_argument("--platform", default="x86_64-manylinux_2_28", help="of the machine, as uv calls it")
+    parser.add_argument("--platform", default="x86_64-manylinux_2_31", help="of the machine, as uv calls it")
     args = parser.parse_args(arguments)
     folder = args.folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(COLUMNS, [[_cell(row.get(name, "")) for name in COLUMNS] for row in rows]))
     result: dict[str, Any] = {"cases": rows}
     if not args.quick:
+        save("kernels-gpu", result, args.out)
         result["other_bits"] = {setting: other_bits(setting) for setting in ("default", "no split-K")}
         print("\nrows of `F.linear` with other bits than in a batch of 4096:", result["other_bits"])
         save("kernels-gpu", result, args.out)
@@ -107,9 +108,11 @@ def other_bits(
     device: str = "cuda",
 ) -> dict[str, list[int]]:
     """Return by layer the numbers of rows whose results are not those of the same rows among `max(counts)`."""
-    matmul = torch.backends.cuda.matmul
+    cuda = torch.backends.cuda
+    matmul, library = cuda.matmul, cuda.preferred_blas_library()
     before = matmul.allow_bf16_reduced_precision_reduction
     if setting != "default":
+        cuda.preferred_blas_library("cublaslt")  # cuBLAS cannot leave split-K out, and torch refuses to ask it
         matmul.allow_bf16_reduced_precision_reduction = (False, False)  # reduced precision, split-K
     try:
         found = {}
@@ -122,6 +125,7 @@ def other_bits(
             ]
     finally:
         matmul.allow_bf16_reduced_precision_reduction = before
+        cuda.preferred_blas_library(library)
     return found
 
 

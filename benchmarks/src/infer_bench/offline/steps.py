@@ -37,6 +37,8 @@ from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 PROMPT_TOKENS, DECODED_TOKENS = 1024, 128
+LEAST_STEP_TOKENS = 512
+"""A step takes at least so many tokens of prompts that are waiting, if it is not the last of them."""
 NUM_PROFILED_STEPS, NUM_LISTED_KERNELS = 8, 10
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 STAGES = ("schedule", "forward pass", "choose tokens", "rest")
@@ -100,7 +102,9 @@ class SteppedEngine:
         return {stage: sum(part[stage] for part in parts) for stage in STAGES}
 
     def _begin(self, num_seqs: int, *, num_steps: int) -> None:
-        self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_steps + 3)  # one step may be under way
+        # One step may be under way, and the first sequences decode until the last prompt has been computed.
+        num_prompt_steps = num_seqs * DECODED_TOKENS // LEAST_STEP_TOKENS
+        self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_prompt_steps + num_steps + 3)
         began = self._core.stats.num_generated_tokens
         while self._core.stats.num_generated_tokens < began + num_seqs:
             self._step()

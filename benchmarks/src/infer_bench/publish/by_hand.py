@@ -21,7 +21,7 @@ PICTURES_BY_HAND = {
 """Pictures in `docs/images` that show no result."""
 
 _AMX = "a Xeon with AMX, and peers in environments of their own, at the commit that it names; no file was kept"
-_BY_HAND = "measured by hand, on the CPU and at the commit that it names"
+_BY_HAND = "measured by hand, on the processor and at the commit that it names"
 _LIMIT = "a limit, a goal or a bound, not a measurement"
 _ROUGH = "an order of magnitude, for operators"
 _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -35,6 +35,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/cpu.md", "## What plain PyTorch gives"),
         ("docs/cpu.md", "## Where a step's time goes"),
         ("docs/gguf.md", "## Measured"),
+        ("docs/gpu.md", "## What has run on a GPU"),
         ("docs/models.md", "#### What their turns and steps take"),
         ("docs/quantization.md", "## Measured"),
     ),

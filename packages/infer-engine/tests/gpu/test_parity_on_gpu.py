@@ -73,6 +73,58 @@ FAMILIES: dict[str, Values] = {
         "rope_theta": 1000000.0,
         "rope_local_base_freq": 10000.0,
     },
+    "qwen3_5": _COMMON
+    | {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+    },
+    "lfm2": _COMMON
+    | {
+        "model_type": "lfm2",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+    "granite": _COMMON
+    | {
+        "model_type": "granitemoehybrid",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 192,
+        "position_embedding_type": "nope",
+        "attention_multiplier": 128**-0.5,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "mamba_chunk_size": 256,
+    },
 }
 """The `config.json` of a tiny model of each family."""
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -190,9 +242,10 @@ class Checkpoint:
             for name, token_ids in sound_tokens(engine.run()).items():
                 rows = [engine.logits.pop((name, len(wave[name]) + index)) for index in range(len(token_ids))]
                 found[name] = Answer(token_ids, torch.stack(rows).cpu())
-        stats = engine.core.stats
+        stats, cuda_graphs = engine.core.stats, engine.info.cuda_graphs or ""
         del engine
         gc.collect()  # captured steps hold memory of the device
+        assert "not used" not in cuda_graphs, cuda_graphs
         return found, stats
 
     def right_logits(self, name: str, token_ids: list[int]) -> Tensor:

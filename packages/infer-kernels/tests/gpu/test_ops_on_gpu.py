@@ -14,7 +14,16 @@ from torch import Tensor
 
 import infer_kernels
 from infer_kernels import linear_invariant, paged_attention, plan_attention, reference, sample
-from infer_kernels.checks import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, model_checks
+from infer_kernels.checks import (
+    CheckImpossibleError,
+    ConvolutionOps,
+    DeltaRuleOps,
+    ModelOps,
+    MoeOps,
+    QuantizedOps,
+    ScanOps,
+    model_checks,
+)
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.devices import DEVICES, ON_GPU
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
@@ -87,6 +96,44 @@ GPT_OSS = replace(
     ),
     quantized=(QuantizedOps(encoding="e2m1", group_size=32),),
 )
+QWEN3_5 = replace(
+    LLAMA,
+    vocab_size=248_320,
+    hidden_size=2560,
+    intermediate_size=9216,
+    q_heads=16,
+    kv_heads=4,
+    head_dim=256,
+    scale=256**-0.5,
+    norm="gemma",
+    qk_norm="gemma",
+    rotary_dim=64,
+    convolution=ConvolutionOps(channels=8192, width=4, has_silu=True),
+    delta_rule=DeltaRuleOps(key_heads=16, value_heads=32, key_dim=128, value_dim=128),
+    has_output_gate=True,
+)
+LFM2 = replace(
+    LLAMA,
+    vocab_size=65_536,
+    hidden_size=2048,
+    intermediate_size=8192,
+    head_dim=64,
+    scale=64**-0.5,
+    qk_norm="llama",
+    convolution=ConvolutionOps(channels=2048, width=3, is_gated=True),
+)
+GRANITE_HYBRID = replace(
+    LLAMA,
+    vocab_size=100_352,
+    hidden_size=1536,
+    intermediate_size=4096,
+    q_heads=12,
+    kv_heads=4,
+    scale=0.0078125,
+    has_rotary=False,
+    convolution=ConvolutionOps(channels=3328, width=4, has_bias=True, has_silu=True),
+    scan=ScanOps(heads=48, head_dim=64, groups=1, state_size=128),
+)
 MODELS = {
     "llama": LLAMA,
     "smollm": replace(
@@ -98,6 +145,9 @@ MODELS = {
     "small blocks": replace(LLAMA, hidden_size=1024, intermediate_size=3072, q_heads=16, kv_heads=1, block_size=5),
     "olmo2": replace(LLAMA, has_post_norms=True, norms_all_heads=True),
     "gemma3": GEMMA,
+    "qwen3.5": QWEN3_5,
+    "lfm2": LFM2,
+    "granite hybrid": GRANITE_HYBRID,
     "qwen3_moe": QWEN3_MOE,
     "gpt_oss": GPT_OSS,
     "int8": replace(LLAMA, quantized=(QuantizedOps(encoding="int8"),)),
