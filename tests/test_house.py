@@ -34,14 +34,14 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
     "tests": 33,
-    "tests/field": 25,
+    "tests/field": 26,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 28_900,
     "packages/infer-kernels/tests": 14_200,
-    "packages/infer-models/src": 17_500,
+    "packages/infer-models/src": 17_700,
     "packages/infer-models/tests": 8_900,
     "packages/infer-cache/src": 2_360,
     "packages/infer-cache/tests": 2_940,
@@ -53,7 +53,7 @@ CEILINGS: dict[str, int] = {
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_300,
     "benchmarks/tests": 3_400,
-    "tests": 10_600,
+    "tests": 10_800,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

@@ -123,7 +123,7 @@ def ratio_table(found: dict[str, list[float]], head: str) -> tuple[list[str], li
 def _answers() -> dict[str, Answer]:
     """Return each kind of answer: text enough for any length, and what makes its parser."""
     long_text = TEXT * 200
-    call = HERMES.write("write", json.dumps({"text": long_text}))
+    call = HERMES.write(("write", json.dumps({"text": long_text})))
     return {
         "plain": (long_text, lambda: None),
         "content, with tools": (long_text, lambda: AnswerParser(tool_call_format=HERMES)),

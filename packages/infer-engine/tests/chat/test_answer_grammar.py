@@ -95,13 +95,6 @@ def allows(
     return "whole" if constraint.is_over or constraint.may_end else "part"
 
 
-def calls_of(calls: ToolCallFormat, *named: tuple[str, str]) -> str:
-    texts = [
-        f"{calls.call_begin}{name}{calls.before_arguments}{arguments}{calls.call_end}" for name, arguments in named
-    ]
-    return calls.begin + calls.separator.join(texts) + calls.end
-
-
 ROME, NOTHING = ("get_weather", '{"city": "Rome"}'), ("get", "{}")
 
 
@@ -112,17 +105,17 @@ def test_calls_of_each_format(calls: ToolCallFormat, vocabulary: str) -> None:
     def found(text: str, **prompt: Any) -> str:
         return allows(text, calls, vocabulary=vocabulary, **prompt)
 
-    one, two = calls_of(calls, ROME), calls_of(calls, ROME, NOTHING)
+    one, two = calls.write(ROME), calls.write(ROME, NOTHING)
     assert found(one) == "whole"
     assert found(two) == "whole"
     assert found(two, parallel_tool_calls=False) == "no"
     assert found(one, parallel_tool_calls=False) == "whole"
     assert found("Hello there.") == "no"
-    assert found(calls_of(calls, NOTHING), tool_name="get") == "whole"
+    assert found(calls.write(NOTHING), tool_name="get") == "whole"
     assert found(one, tool_name="get") == "no"
-    assert found(calls_of(calls, NOTHING, NOTHING), tool_name="get") == "no"
+    assert found(calls.write(NOTHING, NOTHING), tool_name="get") == "no"
     for wrong in (("get_time", "{}"), ("get_weather", "{}"), ("get_weather", '{"city": 1}'), ("get", '{"a": 1}')):
-        assert found(calls_of(calls, wrong)) == "no"
+        assert found(calls.write(wrong)) == "no"
     assert found(f"Well. {one}") == "no"
 
 
@@ -131,7 +124,7 @@ def test_calls_of_each_format(calls: ToolCallFormat, vocabulary: str) -> None:
 def test_thinking_comes_first_and_is_free(calls: ToolCallFormat, state: ReasoningState) -> None:
     begin = "<think>" if state is MAY_BEGIN else ""
     thought = begin + 'so <tool_call> {"name": " [TOOL_CALLS] {</think>\n\n'
-    one = calls_of(calls, ROME)
+    one = calls.write(ROME)
     assert allows(thought + one, calls, state=state) == "whole"
     assert allows(thought + "Well.", calls, state=state) == "no"
     assert allows(one, calls, state=state) == "whole"
@@ -176,7 +169,7 @@ def test_structured_output_follows_the_thinking_or_gives_way_to_calls(
         for written in (None, HERMES):
             assert allows(begin + good, written, state=state, content=content, tool_choice="auto") == "whole"
             assert allows(begin + bad, written, state=state, content=content, tool_choice="auto") == "no"
-        calls = calls_of(HERMES, ROME)
+        calls = HERMES.write(ROME)
         assert allows(begin + calls, state=state, content=content, tool_choice="auto") == "whole"
         assert allows(begin + good, state=state, content=content, tool_choice="required") == "no"
 
@@ -189,14 +182,14 @@ def test_without_tools_and_structured_output_there_is_no_grammar() -> None:
 @pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
 def test_structured_output_and_calls_go_together_in_every_format(calls: ToolCallFormat) -> None:
     content = StructuredOutputs(json=CITY)
-    for text in (calls_of(calls, ROME), '{"city": "Rome"}'):
+    for text in (calls.write(ROME), '{"city": "Rome"}'):
         assert allows(text, calls, content=content, tool_choice="auto") == "whole"
     assert allows('{"town', calls, content=content, tool_choice="auto") == "no"
 
 
 def test_an_answer_has_a_limited_number_of_calls() -> None:
-    assert allows(calls_of(HERMES, *[NOTHING] * MAX_CALLS)) == "whole"
-    assert allows(calls_of(HERMES, *[NOTHING] * (MAX_CALLS + 1))) == "no"
+    assert allows(HERMES.write(*[NOTHING] * MAX_CALLS)) == "whole"
+    assert allows(HERMES.write(*[NOTHING] * (MAX_CALLS + 1))) == "no"
 
 
 def test_schemas_of_tools_together_are_limited() -> None:

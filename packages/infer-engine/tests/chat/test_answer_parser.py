@@ -51,10 +51,7 @@ def parse(pieces: list[str], *arguments: Any) -> Parts:
 
 def call(calls: ToolCallFormat, *named: tuple[str, str]) -> str:
     """Return several calls as a model writes them."""
-    texts = [
-        f"{calls.call_begin}{name}{calls.before_arguments}{arguments}{calls.call_end}" for name, arguments in named
-    ]
-    return calls.begin + calls.separator.join(texts) + calls.end
+    return calls.write(*named)
 
 
 ARGUMENTS = json.dumps({"a": '}"\\ <tool_call> </think> [ARGS] {"name": "', "b": [1, {"c": None}], "d": "é日"})

@@ -7,7 +7,7 @@ import pytest
 from infer_engine.chat.formats import ChatFormats
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
 from infer_models.text import ReasoningState
-from infer_models.text.testing import HERMES, family_tokenizer
+from infer_models.text.testing import HERMES, KIMI_K2, family_tokenizer
 
 USER = ChatMessage(role="user", content="Hi")
 TOOLS = (Tool(name="f"), Tool(name="g"))
@@ -51,6 +51,28 @@ def test_no_tool_that_may_be_called_is_free_text_or_a_refusal() -> None:
 def test_a_last_message_is_continued_without_a_generation_prompt() -> None:
     chat = prompt(ChatMessage(role="assistant", content="It is"), continue_final_message=True)
     assert TOKENIZER.chat.render(FORMATS.conversation(chat)).endswith("<|im_start|>assistant\nIt is")
+
+
+# vllm-project/vllm#50768, sgl-project/sglang#10600: ids are where Kimi's template finds the name and number of a call
+def test_kimis_template_gets_ids_that_name_and_count_the_calls() -> None:
+    first, second, third = (ToolCall(id=f"call_{each}", name=each, arguments={}) for each in ("f", "g", "f2"))
+    chat = ChatPrompt(
+        messages=(
+            ChatMessage(role="user", content="Hi"),
+            ChatMessage(role="assistant", content="", tool_calls=(first, second)),
+            ChatMessage(role="tool", content="x", tool_call_id="call_g"),
+            ChatMessage(role="tool", content="y", tool_call_id="call_f"),
+            ChatMessage(role="assistant", content="", tool_calls=(third,)),
+            ChatMessage(role="tool", content="z", tool_call_id="call_f2"),
+            ChatMessage(role="tool", content="?", tool_call_id="unknown"),
+        )
+    )
+    tokenizer = family_tokenizer(KIMI_K2)
+    text = tokenizer.chat.render(ChatFormats(tokenizer).conversation(chat))
+    assert "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_begin|>" in text
+    assert [part.split("\n")[0] for part in text.split("## Return of ")[1:]] == [
+        *("functions.g:1", "functions.f:0", "functions.f2:2", "unknown"),
+    ]
 
 
 def test_a_template_gets_the_names_of_authors_and_of_called_tools() -> None:

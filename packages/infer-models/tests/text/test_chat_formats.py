@@ -99,7 +99,25 @@ def test_the_format_of_tool_calls_is_found_from_the_template(name: str) -> None:
     assert family_tokenizer(FAMILIES[name]).chat.knows_tools
 
 
-@pytest.mark.parametrize("template", [XML, KEYS_AND_VALUES, CHATML, CHATML + DESCRIBED])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ('<tool_calls>[{"name": "f"}]</tool_calls>', "jamba"),
+        ("'<tool_calls>\\n['", "jamba"),
+        ('<tool_calls>\n{"name": "f"}\n</tool_calls>', "minimax_m1"),
+        ("<|action_start|><|plugin|>", "internlm"),
+        ('functools[{"name": "f"}]', "phi4_mini"),
+        ("<\uff5ctool▁calls▁begin\uff5c>", "deepseek_v31"),
+    ],
+)
+def test_a_template_that_writes_the_marks_of_a_format_has_it(source: str, name: str) -> None:
+    assert format_names(family_tokenizer(f"{CHATML}{DESCRIBED}{{# {source} #}}"))[0] == name
+
+
+OTHERS = (f"{CHATML}{DESCRIBED}{{# <invoke name= #}}", f"{CHATML}{DESCRIBED}{{# <\uff5cDSML\uff5cinvoke #}}")
+
+
+@pytest.mark.parametrize("template", [XML, KEYS_AND_VALUES, *OTHERS, CHATML, CHATML + DESCRIBED])
 def test_a_format_that_is_none_of_ours_is_unknown(template: str) -> None:
     tokenizer = family_tokenizer(template)
     assert tokenizer.chat.tool_call_format is None

@@ -36,6 +36,7 @@ _Marks = Sequence[Sequence[str]]
 """Ways to write one mark, each as pieces between which there may be white space."""
 
 _JSON_PIECE = re.compile(r'"\w+"|[{}:,"]|[^{}:,"]+')
+_NUMBER = re.compile(r":\d*$")
 _KEYS = ('"arguments"', '"parameters"')
 
 _NO_HEAD = Head(NO)
@@ -67,9 +68,12 @@ class CallMarks:
         if start < 0:
             return Head(start)
         name_end = text.find(self._before_arguments[0][0][0], start, start + MAX_NAME_CHARACTERS + 1)
-        name = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]
+        written = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]
+        name = _NUMBER.sub("", written) if self.format.is_numbered else written
+        if self.format.before_arguments[0].isspace():
+            name = name.rstrip()
         if name_end < 0:
-            return _MORE_HEAD if len(name) <= MAX_NAME_CHARACTERS and self._may_become(name) else _NO_HEAD
+            return _MORE_HEAD if len(written) <= MAX_NAME_CHARACTERS and self._may_become(name) else _NO_HEAD
         if not name or (self._names is not None and name not in self._names):
             return _NO_HEAD
         mark_end = match_one_of(text, name_end, self._before_arguments)

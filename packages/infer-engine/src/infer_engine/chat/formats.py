@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from infer_engine.chat.call_marks import MAX_NAME_CHARACTERS
@@ -37,8 +38,9 @@ class ChatFormats:
                     param="chat_template_kwargs",
                 )
         names = {call.id: call.name for message in prompt.messages for call in message.tool_calls}
+        ids = self._template_ids(prompt.messages)
         return Conversation(
-            messages=[self._message(message, names) for message in prompt.messages],
+            messages=[self._message(message, names, ids) for message in prompt.messages],
             tools=[_described(tool) for tool in _offered_tools(prompt)],
             variables=prompt.template_kwargs,
             add_generation_prompt=prompt.add_generation_prompt and not prompt.continue_final_message,
@@ -119,7 +121,7 @@ class ChatFormats:
         token_id = self._tokenizer.token_to_id(text)
         return token_id if token_id in self._tokenizer.special_ids else None
 
-    def _message(self, message: ChatMessage, names: dict[str, str]) -> dict[str, object]:
+    def _message(self, message: ChatMessage, names: dict[str, str], ids: dict[str, str]) -> dict[str, object]:
         fields: dict[str, object] = {"role": message.role}
         if message.content is not None:
             fields["content"] = message.content
@@ -130,23 +132,34 @@ class ChatFormats:
         if message.tool_calls:
             fields["tool_calls"] = [
                 {
-                    "id": self._call_id(call.id),
+                    "id": ids[call.id],
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
                 for call in message.tool_calls
             ]
         if message.tool_call_id is not None:
-            fields["tool_call_id"] = self._call_id(message.tool_call_id)
+            fields["tool_call_id"] = ids[message.tool_call_id]
             fields["name"] = message.name or names.get(message.tool_call_id, "")
         return fields
 
-    def _call_id(self, call_id: str) -> str:
-        """Return the id as the template gets it: Mistral's refuse any that are not nine letters and digits."""
+    def _template_ids(self, messages: Sequence[ChatMessage]) -> dict[str, str]:
+        """Return the ids of calls and of their results as the template gets them, by the client's.
+
+        Mistral's refuse any that are not nine letters and digits. Kimi's have no other place for a call's name and its
+        number.
+        """
+        calls = [call for message in messages for call in message.tool_calls]
+        ids = [call.id for call in calls] + [each.tool_call_id for each in messages if each.tool_call_id is not None]
         call_format = self._chat.tool_call_format
+        if call_format is not None and call_format.is_numbered:
+            numbered = {call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)}
+            return dict(zip(ids, ids, strict=True)) | numbered
         if call_format is None or not call_format.name.startswith("mistral"):
-            return call_id
-        return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID_LENGTH]
+            return dict(zip(ids, ids, strict=True))
+        return {
+            each: hashlib.sha256(each.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID_LENGTH] for each in ids
+        }
 
 
 def _offered_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:

@@ -163,7 +163,8 @@ class _CallRules:
                 written = _json_call(tool, self._format)
             else:
                 arguments = _arguments(msgspec.json.encode(tool))
-                written = f"{_quoted(tool.name)} {self._literal(self._format.before_arguments)} {arguments}"
+                number = "/:[0-9]{1,3}/" if self._format.is_numbered else ""
+                written = f"{_quoted(tool.name)} {number} {self._literal(self._format.before_arguments)} {arguments}"
             num_characters += len(written)
             rules.append(f"{name}: {written}")
         _check_size(num_characters)

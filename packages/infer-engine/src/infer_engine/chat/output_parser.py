@@ -122,9 +122,10 @@ class AnswerParser:
         """Return what was held back: no more text comes."""
         held, self._held = self._held, ""
         is_in_head = self._step in (self._read_first_head, self._read_next_head)
+        is_in_mark = self._step in (self._read_call_end, self._read_after_call)
         if self.is_reasoning:
             self._put(ReasoningDelta, held)
-        elif self._step != self._read_call_end and not (is_in_head and self._must_call):
+        elif not is_in_mark and not (is_in_head and self._must_call):
             self._put(ContentDelta, held)
             if self._blanks and not self._drops_blanks:
                 self._deltas.append(ContentDelta("".join(self._blanks)))
@@ -379,8 +380,10 @@ class AnswerParser:
             if next_call != NO:
                 self._step = self._read_next_head
                 return after_separator
-        self._step = self._read_answer
         end = match(text, position, marks.end)
+        if end == MORE:
+            return self._hold(text, position)
+        self._step = self._read_answer
         return position if end < 0 else end
 
     def _put_all_but(

@@ -78,13 +78,65 @@ MISTRAL_V11 = (
     "{% endif %}{% endfor %}"
 )
 
-FAMILIES = {"hermes": HERMES, "llama3_json": LLAMA_3, "mistral": MISTRAL_V3, "mistral_args": MISTRAL_V11}
+_SYSTEM_AND_TOOLS = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}{% for m in messages %}"
+)
+_DEEPSEEK_TURNS = (
+    "{% if m.role == 'user' %}<~User~>{{ m.content }}{% elif m.role == 'tool' %}<~tool▁output▁begin~>{{ m.content }}"
+    "<~tool▁output▁end~>{% elif m.role == 'assistant' %}<~Assistant~>{{ m.content or '' }}{% if m.tool_calls %}"
+    "<~tool▁calls▁begin~>{% for call in m.tool_calls %}CALL{% endfor %}<~tool▁calls▁end~>{% endif %}"
+    "<~end▁of▁sentence~>{% endif %}{% endfor %}{% if add_generation_prompt %}<~Assistant~>{% endif %}"
+)
+
+
+def _deepseek(call: str) -> str:
+    """Return a template that writes a call so; its tokens have bars of full width."""
+    return (_SYSTEM_AND_TOOLS + _DEEPSEEK_TURNS.replace("CALL", call)).replace("~", "\uff5c")
+
+
+DEEPSEEK_V3 = _deepseek(
+    "<~tool▁call▁begin~>function<~tool▁sep~>{{ call.function.name }}\n```json\n"
+    "{{ call.function.arguments | tojson }}\n```<~tool▁call▁end~>"
+)
+DEEPSEEK_V31 = _deepseek(
+    "<~tool▁call▁begin~>{{ call.function.name }}<~tool▁sep~>{{ call.function.arguments | tojson }}<~tool▁call▁end~>"
+)
+
+KIMI_K2 = (
+    _SYSTEM_AND_TOOLS + "{% if m.role != 'system' %}<|im_user|>{{ m.role }}<|im_middle|>"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content or '' }}"
+    "{% if m.tool_calls %}<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}"
+    "<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "<|tool_calls_section_end|>{% endif %}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_user|>assistant<|im_middle|>{% endif %}"
+)
+
+GRANITE_3 = (
+    _SYSTEM_AND_TOOLS + "{% if m.role != 'system' %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content or '' }}"
+    "{% if m.tool_calls %}<|tool_call|>[{% for call in m.tool_calls %}{{ call.function | tojson }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}<|end_of_text|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+)
+
+FAMILIES = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA_3,
+    "mistral": MISTRAL_V3,
+    "mistral_args": MISTRAL_V11,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+    "kimi_k2": KIMI_K2,
+    "granite": GRANITE_3,
+}
 """Templates by the name of their format of tool calls; `family_tokenizer` has their tokens."""
 
 SPECIAL = (
     *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]"),
     *("[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_RESULTS]"),
-    "[/TOOL_RESULTS]",
+    *("[/TOOL_RESULTS]", "<|tool_call|>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    *(f"<\uff5ctool▁{word}\uff5c>" for word in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")),
 )
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ORDINARY = ("<table>", "\n\n\n")

@@ -11,7 +11,22 @@ from infer_engine.protocol.values import COUNT, one_of, optional, text, whole_nu
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "int8", "int4", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
-ToolCallFormatChoice = Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args", "json"]
+ToolCallFormatChoice = Literal[
+    "auto",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "granite",
+    "phi4_mini",
+    "jamba",
+    "minimax_m1",
+    "internlm",
+    "json",
+]
 ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "harmony"]
 GenerationConfigChoice = Literal["auto", "none", "vllm"]
 

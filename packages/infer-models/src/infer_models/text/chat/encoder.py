@@ -120,7 +120,7 @@ class ChatEncoder:
         markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, tool_template.source, *markers]
         if self.tool_call_format is not None:
-            sources += [self.tool_call_format.write("", ""), self.tool_call_format.prefix]
+            sources += [self.tool_call_format.write(("", "")), self.tool_call_format.prefix]
         control_tokens = _control_tokens(tokenizer, "\n".join(sources))
         self._control_ids = frozenset(token.token_id for token in control_tokens)
         self._scanner = SpecialTokenScanner(control_tokens)

@@ -59,17 +59,15 @@ def _calls_of(message: Message) -> list[dict[str, Any]]:
 
 
 def _with_calls(content: str, calls: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat) -> str:
-    texts = [
-        tool_format.write(call["function"]["name"], arguments_text(call["function"]["arguments"])) for call in calls
-    ]
-    return "\n".join(filter(None, [content, *texts]))
+    named = [(call["function"]["name"], arguments_text(call["function"]["arguments"])) for call in calls]
+    return "\n".join(filter(None, [content, tool_format.write(*named) if named else ""]))
 
 
 def _describe(
     tools: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat, messages: list[dict[str, object]]
 ) -> None:
     functions = "\n".join(json_text(_essence(tool)) for tool in tools)
-    call = tool_format.write("NAME", "{...}")
+    call = tool_format.write(("NAME", "{...}"))
     text = f"You can call these functions:\n{functions}\nTo call one, answer with exactly this: {call}"
     if messages and messages[0].get("role") == "system":
         messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"

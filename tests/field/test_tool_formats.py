@@ -1,0 +1,144 @@
+"""Calls in the formats of this year's families, whose marks are special tokens: `tool_choice` is `auto` here.
+
+Models answer with scripts. Formats follow from the chat templates.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer_engine import LLM, SamplingParams, Tool
+from infer_engine.frontend.completion import Completion
+from infer_models.testing import save_scripted
+from infer_models.text import TOOL_CALL_FORMATS
+
+CHATML = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BAR = "\uff5c"
+TEMPLATES = {
+    "deepseek_v3": CHATML + f"{{# <{BAR}tool▁calls▁begin{BAR}> ```json #}}",
+    "deepseek_v31": CHATML + f"{{# <{BAR}tool▁calls▁begin{BAR}> #}}",
+    "kimi_k2": CHATML + "{# <|tool_calls_section_begin|> #}",
+    "granite": CHATML + "{# <|tool_call|> #}",
+    "phi4_mini": CHATML + "{# functools[ #}",
+    "jamba": CHATML + '{# <tool_calls>[{"name": NAME}]</tool_calls> #}',
+    "minimax_m1": CHATML + '{# <tool_calls>\n{"name": NAME}\n</tool_calls> #}',
+    "internlm": CHATML + "{# <|plugin|> #}",
+}
+LISTS = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "array"}}}}
+COUNTS = {
+    "type": "object",
+    "properties": {"may": {"type": "integer"}, "must": {"type": "integer"}},
+    "required": ["must"],
+}
+TOOLS = [Tool(name="count", parameters=COUNTS), Tool(name="sort", parameters=LISTS)]
+
+
+def load(folder: Path, script: list[str], name: str, *, are_special: bool = True) -> LLM:
+    marks = TOOL_CALL_FORMATS[name].tokens if are_special else ()
+    save_scripted(folder, script, chat_template=TEMPLATES[name], special_tokens=marks)
+    return LLM(str(folder), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False)
+
+
+def answer(llm: LLM, *, tools: list[Tool] | None = None, **params: Any) -> Completion:
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": 60, **params})
+    [completion] = llm.chat([{"role": "user", "content": "x"}], sampling, tools=tools or [], use_tqdm=False)
+    return completion
+
+
+def calls_of(completion: Completion) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in completion.tool_calls]
+
+
+def tokens_of(name: str, text: str) -> list[str]:
+    """Return `text` in the tokens of a format and the pieces between them, of which none may come twice."""
+    pieces = [text]
+    for mark in TOOL_CALL_FORMATS[name].tokens:
+        split = [part for piece in pieces for part in piece.partition(mark) if part]
+        pieces = split if mark in text else pieces
+    return pieces
+
+
+# vllm-project/vllm#25281: marks are special tokens, which texts leave out
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_in_special_tokens_is_a_call_whose_arguments_are_kept(name: str, tmp_path: Path) -> None:
+    right = TOOL_CALL_FORMATS[name].write(("count", '{"must": 1, "may": 2}'))
+    completion = answer(load(tmp_path / "right", ["I look. ", *tokens_of(name, right)], name), tools=TOOLS)
+    assert calls_of(completion) == [("count", {"must": 1, "may": 2})]
+    assert completion.text == "I look."
+    head, wrong, end = TOOL_CALL_FORMATS[name].write(("count", '{"must": "x"}')).partition('{"must": "x"}')
+    script = [*tokens_of(name, head), wrong, *tokens_of(name, end)]
+    call = answer(load(tmp_path / "wrong", script, name), tools=TOOLS).tool_calls[0]
+    assert call.name == "count"
+    assert '"x"' not in call.arguments
+
+
+# raullenchai/Rapid-MLX#795: a distilled model with the older template's call, read as one of a tool named `function`
+def test_the_template_says_which_of_deepseeks_formats_it_is(tmp_path: Path) -> None:
+    older = TOOL_CALL_FORMATS["deepseek_v3"].write(("count", '{"must": 3}'))
+    llm = load(tmp_path / "older", tokens_of("deepseek_v3", older), "deepseek_v3")
+    assert calls_of(answer(llm, tools=TOOLS)) == [("count", {"must": 3})]
+    other = load(tmp_path / "other", tokens_of("deepseek_v3", older), "deepseek_v31")
+    assert answer(other, tools=TOOLS).tool_calls == []
+
+
+# vllm-project/vllm#48795: a call was lost where its arguments had lists
+@pytest.mark.parametrize("name", ["phi4_mini", "granite", "jamba"])
+def test_lists_in_arguments_do_not_end_the_list_of_calls(name: str, tmp_path: Path) -> None:
+    tags = {"tags": [["a", "]"], [], ["}]"]]}
+    written = TOOL_CALL_FORMATS[name].write(("sort", json.dumps(tags)), ("count", '{"must": 1}'))
+    completion = answer(load(tmp_path / "model", tokens_of(name, written), name), tools=TOOLS)
+    assert calls_of(completion) == [("sort", tags), ("count", {"must": 1})]
+    assert completion.text == ""
+
+
+# ai-dynamo/dynamo#2726: a module of Python's library was taken for a call
+@pytest.mark.parametrize("script", [["Use `functools", ".cache`."], ["functools", "[0] is no", " list"]])
+def test_prose_that_names_functools_stays_prose(script: list[str], tmp_path: Path) -> None:
+    llm = load(tmp_path / "model", script, "phi4_mini")
+    plain, offered = answer(llm), answer(llm, tools=TOOLS)
+    assert (offered.text, offered.token_ids) == (plain.text, plain.token_ids)
+    assert (offered.text, offered.tool_calls) == ("".join(script), [])
+
+
+# vllm-project/vllm#24478: several calls in one section
+def test_kimis_calls_of_one_section_are_told_apart(tmp_path: Path) -> None:
+    script = [
+        *("Both.", "<|tool_calls_section_begin|><|tool_call_begin|>functions.count:0<|tool_call_argument_begin|>"),
+        *('{"must": 1}', "<|tool_call_end|><|tool_call_begin|>functions.sort:1<|tool_call_argument_begin|>"),
+        *('{"tags": []}', "<|tool_call_end|><|tool_calls_section_end|>"),
+    ]
+    completion = answer(load(tmp_path / "model", script, "kimi_k2", are_special=False), tools=TOOLS)
+    assert calls_of(completion) == [("count", {"must": 1}), ("sort", {"tags": []})]
+    assert completion.text == "Both."
+
+
+# deepseek-ai/DeepSeek-V3#944: `tool_calls` as the reason, and no calls
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "kimi_k2"])
+@pytest.mark.parametrize("length", [1, 2])
+def test_an_answer_that_is_cut_in_a_head_has_no_call(name: str, length: int, tmp_path: Path) -> None:
+    script = tokens_of(name, TOOL_CALL_FORMATS[name].write(("count", '{"must": 3}')))
+    completion = answer(load(tmp_path / "model", script, name), tools=TOOLS, max_tokens=length)
+    assert (completion.tool_calls, completion.finish_reason) == ([], "length")
+
+
+# vllm-project/vllm#26897: brackets too many before arguments, or none behind them
+def test_brackets_that_a_model_doubles_cannot_come(tmp_path: Path) -> None:
+    written = TOOL_CALL_FORMATS["deepseek_v31"].write(("count", '{{"must": 3}}'))
+    llm = load(tmp_path / "model", tokens_of("deepseek_v31", written), "deepseek_v31")
+    call = answer(llm, tools=TOOLS).tool_calls[0]
+    assert call.name == "count"
+    assert call.arguments.startswith("{")
+    assert not call.arguments.startswith("{{")
+
+
+# ml-explore/mlx-lm#1264: brackets too many behind a call
+def test_brackets_behind_a_call_are_no_reason_to_lose_it(tmp_path: Path) -> None:
+    script = ["<|tool_call|>", '[{"name": "count", "arguments": ', '{"must": 1}', "}", "}}", "]"]
+    completion = answer(load(tmp_path / "model", script, "granite"), tools=TOOLS)
+    assert calls_of(completion) == [("count", {"must": 1})]
