@@ -113,3 +113,26 @@ def test_a_conversation_reaches_the_model_through_every_api(strict: httpx.Client
 
     refused = strict.post("/v1/chat/completions", json={"messages": [{"role": "critic", "content": "x"}]})
     assert refused.status_code == 400
+
+
+# vllm-project/vllm#39819, vllm-project/vllm#40556: how many tokens, and which, a request of each API has
+def test_what_is_rendered_is_what_is_computed(demo: httpx.Client) -> None:
+    tool = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+    messages = [{"role": "user", "content": "Who is there?"}]
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "Who is there?", "max_tokens": 1},
+        "/v1/chat/completions": {
+            "messages": messages,
+            "max_tokens": 1,
+            "tools": [{"type": "function", "function": tool}],
+        },
+        "/v1/responses": {"input": "Who is there?", "max_output_tokens": 1, "tools": [{"type": "function", **tool}]},
+        "/v1/messages": {"messages": messages, "max_tokens": 1, "model": "infer-demo"},
+    }
+    for path, body in asked.items():
+        shown = demo.post(f"{path}/render", json=body).json()
+        [rendered] = shown if isinstance(shown, list) else [shown]
+        usage = demo.post(path, json=body).json()["usage"]
+        assert usage.get("prompt_tokens", usage.get("input_tokens")) == len(rendered["token_ids"])
+        assert "Who is there?" in rendered["prompt"]
+        assert ("look" in rendered["prompt"]) == ("tools" in body)

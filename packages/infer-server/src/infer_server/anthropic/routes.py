@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+"""`POST /v1/messages`, and below it `count_tokens` and `render`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,15 @@ from infer_engine.protocol import Engine, GenerateRequest
 from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape
 from infer_server.anthropic.request import CountTokensBody, MessagesBody, format_of, messages_request, prompt_of
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
-from infer_server.api.handler import COMMON_ERRORS, AcceptedRequest, Endpoint, GenerationHandler, served_name
+from infer_server.api.handler import (
+    COMMON_ERRORS,
+    RENDERING,
+    AcceptedRequest,
+    Endpoint,
+    GenerationHandler,
+    RenderedPrompt,
+    served_name,
+)
 from infer_server.api.outputs import read_to_the_end
 from infer_server.http.bodies import decode_body, read_body
 from infer_server.http.disconnects import unless_disconnected
@@ -89,4 +97,16 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_models: S
         prompt = prompt_of(body, served_model=served_name(body.model, served_models))
         return TokenCount(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
 
-    return [create_message, count_tokens]
+    @post(
+        f"{PATHS}/render",
+        status_code=200,
+        summary=RENDERING,
+        operation_class=operation_with_body(MessagesBody),
+        responses=error_responses(_ERRORS, reply=MessageErrorReply),
+        exception_handlers=handlers,
+    )
+    async def render_message(request: Request[Any, Any, Any]) -> RenderedPrompt:
+        [rendered] = await handler.render(request)
+        return rendered
+
+    return [create_message, count_tokens, render_message]

@@ -33,6 +33,7 @@ COMMON_ERRORS = {
     500: "The request failed.",
     503: "The queue is full, or the server is shutting down; `Retry-After` says when to try again.",
 }
+RENDERING = "Show the prompt that a request would have, without an answer"
 NEGOTIATED_RESPONSE = (
     "Answers with one object, or with server-sent events where `stream` is true or `stream` is left out and `Accept` "
     "names `text/event-stream`."
@@ -109,6 +110,13 @@ class Endpoint(ABC, Generic[B]):
         """
 
 
+class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt of a request as the model would get it: its text, special tokens included, and its tokens."""
+
+    prompt: str
+    token_ids: list[int]
+
+
 class GenerationHandler(Generic[B]):
     """Handles the requests of one API."""
 
@@ -135,10 +143,8 @@ class GenerationHandler(Generic[B]):
             RequestRefusedError: the engine refuses it.
             ClientDisconnectedError: the client disconnected.
         """
-        body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
+        body, endpoint = await self._read(request)
         accepts_events = accepts_event_stream(request.headers.get("accept", ""))
-        named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
-        endpoint = self._endpoints[served_name(named, self._endpoints)]
         requests = self._filled(endpoint.requests(body), body, owner=tenant(request.scope))
         log_prompts(request.scope, requests)
         streams = await self._submit(requests, body, endpoint)
@@ -151,6 +157,29 @@ class GenerationHandler(Generic[B]):
             return Response(await unless_disconnected(endpoint.complete(accepted), request.receive))
         finally:
             accepted.abort()
+
+    async def render(self, request: Request[Any, Any, Any]) -> list[RenderedPrompt]:
+        """Return the prompts of `request`, of which nothing is generated.
+
+        Raises:
+            ApiError: a value is not accepted.
+            RequestRefusedError: the engine refuses a prompt.
+            ClientDisconnectedError: the client disconnected.
+        """
+        body, endpoint = await self._read(request)
+        requests = endpoint.requests(body)
+        return [await unless_disconnected(self._render(each), request.receive) for each in requests]
+
+    async def _read(self, request: Request[Any, Any, Any]) -> tuple[B, Endpoint[B]]:
+        body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
+        named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
+        return body, self._endpoints[served_name(named, self._endpoints)]
+
+    async def _render(self, request: GenerateRequest) -> RenderedPrompt:
+        token_ids = request.prompt
+        if not isinstance(token_ids, list):
+            token_ids = await self._engine.tokenize(token_ids, add_special_tokens=request.add_special_tokens)
+        return RenderedPrompt(prompt=await self._engine.detokenize(token_ids), token_ids=token_ids)
 
     def _filled(self, requests: list[GenerateRequest], body: B, *, owner: str | None) -> list[GenerateRequest]:
         """Return `requests` of the tenant `owner`, with the model's sampling values where `body` has none of its own.

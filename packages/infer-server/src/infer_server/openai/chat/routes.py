@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and its `render`, which llama.cpp calls `/apply-template`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,15 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import ChatPrompt, Engine, GenerateRequest
-from infer_server.api.handler import COMMON_ERRORS, NEGOTIATED_RESPONSE, AcceptedRequest, Endpoint, GenerationHandler
+from infer_server.api.handler import (
+    COMMON_ERRORS,
+    NEGOTIATED_RESPONSE,
+    RENDERING,
+    AcceptedRequest,
+    Endpoint,
+    GenerationHandler,
+    RenderedPrompt,
+)
 from infer_server.api.outputs import read_to_the_end
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream, plain_event
@@ -71,7 +79,19 @@ def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequ
     async def create_chat_completion(request: Request[Any, Any, Any]) -> Response[ChatCompletion]:
         return await handler.respond(request)
 
-    return [create_chat_completion]
+    @post(
+        ["/v1/chat/completions/render", "/apply-template"],
+        status_code=200,
+        summary=RENDERING,
+        operation_class=operation_with_body(ChatBody),
+        responses=error_responses(_ERRORS),
+        exception_handlers=exception_handlers(params={"prompt": "messages"}),
+    )
+    async def render_chat_completion(request: Request[Any, Any, Any]) -> RenderedPrompt:
+        [rendered] = await handler.render(request)
+        return rendered
+
+    return [create_chat_completion, render_chat_completion]
 
 
 def _names_tool(requests: list[GenerateRequest]) -> bool:

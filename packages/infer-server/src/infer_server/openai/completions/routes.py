@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions` and `/v1/completions/render`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,15 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
-from infer_server.api.handler import COMMON_ERRORS, NEGOTIATED_RESPONSE, AcceptedRequest, Endpoint, GenerationHandler
+from infer_server.api.handler import (
+    COMMON_ERRORS,
+    NEGOTIATED_RESPONSE,
+    RENDERING,
+    AcceptedRequest,
+    Endpoint,
+    GenerationHandler,
+    RenderedPrompt,
+)
 from infer_server.api.outputs import read_to_the_end
 from infer_server.api.validation import PUBLISHED_STATUSES
 from infer_server.http.error_handlers import exception_handlers
@@ -84,4 +92,15 @@ def completion_routes(
     async def create_completion(request: Request[Any, Any, Any]) -> Response[Completion]:
         return await handler.respond(request)
 
-    return [create_completion]
+    @post(
+        "/v1/completions/render",
+        status_code=200,
+        summary=RENDERING,
+        operation_class=operation_with_body(CompletionBody),
+        responses=error_responses(_ERRORS),
+        exception_handlers=exception_handlers(PUBLISHED_STATUSES),
+    )
+    async def render_completion(request: Request[Any, Any, Any]) -> list[RenderedPrompt]:
+        return await handler.render(request)
+
+    return [create_completion, render_completion]

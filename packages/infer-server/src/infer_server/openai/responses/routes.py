@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses` and `/v1/responses/render`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,15 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
-from infer_server.api.handler import COMMON_ERRORS, NEGOTIATED_RESPONSE, AcceptedRequest, Endpoint, GenerationHandler
+from infer_server.api.handler import (
+    COMMON_ERRORS,
+    NEGOTIATED_RESPONSE,
+    RENDERING,
+    AcceptedRequest,
+    Endpoint,
+    GenerationHandler,
+    RenderedPrompt,
+)
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream
 from infer_server.openai.responses.events import ResponseEvents
@@ -73,4 +81,16 @@ def responses_routes(
     async def create_response(request: Request[Any, Any, Any]) -> Response[ResponseObject]:
         return await handler.respond(request)
 
-    return [create_response]
+    @post(
+        "/v1/responses/render",
+        status_code=200,
+        summary=RENDERING,
+        operation_class=operation_with_body(ResponsesBody),
+        responses=error_responses(_ERRORS),
+        exception_handlers=exception_handlers(params=_PARAMS),
+    )
+    async def render_response(request: Request[Any, Any, Any]) -> RenderedPrompt:
+        [rendered] = await handler.render(request)
+        return rendered
+
+    return [create_response, render_response]
