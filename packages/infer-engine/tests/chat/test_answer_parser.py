@@ -295,3 +295,22 @@ def test_a_megabyte_of_anything_takes_linear_time(piece: str, length: int) -> No
         return time.thread_time() - began_s
 
     assert cpu_s(2**20) < 8 * max(cpu_s(2**18), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "behind", "content"),
+    [
+        ("jamba", "]</tool_", []),
+        ("kimi_k2", "<|tool_calls_section_e", []),
+        ("hermes", "\n<tool_ca", [("content", "<tool_ca")]),
+        ("jamba", "]</tool_calls> Done", [("content", "Done")]),
+    ],
+)
+def test_of_a_mark_behind_the_last_call_that_is_cut_off_nothing_is_content(
+    name: str, behind: str, content: list[tuple[str, str]]
+) -> None:
+    calls = TOOL_CALL_FORMATS[name]
+    text = call(calls, ("f", "{}"))
+    text = text[: len(text) - len(calls.end)] + behind
+    assert parse([text], calls) == [("f", "{}"), *content]
+    assert parse(list(text), calls) == [("f", "{}"), *content]

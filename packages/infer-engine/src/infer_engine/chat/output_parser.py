@@ -122,7 +122,9 @@ class AnswerParser:
         """Return what was held back: no more text comes."""
         held, self._held = self._held, ""
         is_in_head = self._step in (self._read_first_head, self._read_next_head)
-        is_in_mark = self._step in (self._read_call_end, self._read_after_call)
+        is_in_mark = self._step == self._read_call_end or (
+            self._step == self._read_after_call and self._calls is not None and match(held, 0, self._calls.end) == MORE
+        )
         if self.is_reasoning:
             self._put(ReasoningDelta, held)
         elif not is_in_mark and not (is_in_head and self._must_call):
