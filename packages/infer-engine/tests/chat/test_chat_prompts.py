@@ -75,6 +75,20 @@ def test_kimis_template_gets_ids_that_name_and_count_the_calls() -> None:
     ]
 
 
+def test_an_id_that_a_client_uses_again_is_that_of_the_latest_call() -> None:
+    turns = [
+        (ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="call_0", name=name, arguments={}),)),
+         ChatMessage(role="tool", content="x", tool_call_id="call_0"))
+        for name in ("f", "g")
+    ]  # fmt: skip
+    tokenizer = family_tokenizer(KIMI_K2)
+    chat = ChatPrompt(messages=(ChatMessage(role="user", content="Hi"), *turns[0], *turns[1]))
+    text = tokenizer.chat.render(ChatFormats(tokenizer).conversation(chat))
+    calls = [part.split("<|tool_call_argument")[0] for part in text.split("<|tool_call_begin|>")[1:]]
+    results = [part.split("\n")[0] for part in text.split("## Return of ")[1:]]
+    assert calls == results == ["functions.f:0", "functions.g:1"]
+
+
 def test_a_template_gets_the_names_of_authors_and_of_called_tools() -> None:
     call = ToolCall(id="c", name="f", arguments='{"a": "onc')
     chat = ChatPrompt(

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from infer_engine.chat.call_marks import MAX_NAME_CHARACTERS
@@ -10,7 +9,7 @@ from infer_engine.chat.channel_parser import ChannelParser
 from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.chat.parsers import parser_of_calls
-from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool
+from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
 from infer_models.text import TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
 _SHORT_ID_LENGTH = 9
@@ -38,9 +37,15 @@ class ChatFormats:
                     param="chat_template_kwargs",
                 )
         names = {call.id: call.name for message in prompt.messages for call in message.tool_calls}
-        ids = self._template_ids(prompt.messages)
+        ids: dict[str, str] = {}  # of the template, by the client's, which may come again in a later turn
+        messages, number = [], 0
+        for message in prompt.messages:
+            for call in message.tool_calls:
+                ids[call.id] = self._numbered_id(call, number)
+                number += 1
+            messages.append(self._message(message, names, ids))
         return Conversation(
-            messages=[self._message(message, names, ids) for message in prompt.messages],
+            messages=messages,
             tools=[_described(tool) for tool in _offered_tools(prompt)],
             variables=prompt.template_kwargs,
             add_generation_prompt=prompt.add_generation_prompt and not prompt.continue_final_message,
@@ -139,27 +144,23 @@ class ChatFormats:
                 for call in message.tool_calls
             ]
         if message.tool_call_id is not None:
-            fields["tool_call_id"] = ids[message.tool_call_id]
+            fields["tool_call_id"] = ids.get(message.tool_call_id) or self._template_id(message.tool_call_id)
             fields["name"] = message.name or names.get(message.tool_call_id, "")
         return fields
 
-    def _template_ids(self, messages: Sequence[ChatMessage]) -> dict[str, str]:
-        """Return the ids of calls and of their results as the template gets them, by the client's.
-
-        Mistral's refuse any that are not nine letters and digits. Kimi's have no other place for a call's name and its
-        number.
-        """
-        calls = [call for message in messages for call in message.tool_calls]
-        ids = [call.id for call in calls] + [each.tool_call_id for each in messages if each.tool_call_id is not None]
+    def _numbered_id(self, call: ToolCall, number: int) -> str:
+        """Return the id of a call as the template gets it: Kimi's have no other place for its name and number."""
         call_format = self._chat.tool_call_format
         if call_format is not None and call_format.is_numbered:
-            numbered = {call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls)}
-            return dict(zip(ids, ids, strict=True)) | numbered
+            return f"functions.{call.name}:{number}"
+        return self._template_id(call.id)
+
+    def _template_id(self, call_id: str) -> str:
+        """Return an id as the template gets it: Mistral's refuse any that are not nine letters and digits."""
+        call_format = self._chat.tool_call_format
         if call_format is None or not call_format.name.startswith("mistral"):
-            return dict(zip(ids, ids, strict=True))
-        return {
-            each: hashlib.sha256(each.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID_LENGTH] for each in ids
-        }
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID_LENGTH]
 
 
 def _offered_tools(prompt: ChatPrompt) -> tuple[Tool, ...]:
