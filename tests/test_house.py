@@ -41,19 +41,19 @@ LARGE_FOLDERS: dict[str, int] = {
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 28_900,
     "packages/infer-kernels/tests": 14_200,
-    "packages/infer-models/src": 17_700,
+    "packages/infer-models/src": 18_000,
     "packages/infer-models/tests": 8_900,
     "packages/infer-cache/src": 2_360,
     "packages/infer-cache/tests": 2_940,
-    "packages/infer-engine/src": 22_900,
-    "packages/infer-engine/tests": 18_400,
+    "packages/infer-engine/src": 23_700,
+    "packages/infer-engine/tests": 19_100,
     "packages/infer-server/src": 12_900,
     "packages/infer-server/tests": 9_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_300,
     "benchmarks/tests": 3_400,
-    "tests": 10_800,
+    "tests": 11_000,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

@@ -30,6 +30,14 @@ TEMPLATES = {
     "minimax_m1": CHATML + '{# <tool_calls>\n{"name": NAME}\n</tool_calls> #}',
     "internlm": CHATML + "{# <|plugin|> #}",
 }
+TAGGED = {
+    "qwen3_coder": CHATML + "{# <tool_call><parameter= #}",
+    "seed_oss": CHATML + "{# <seed:tool_call><parameter= #}",
+    "glm45": CHATML + "{# <arg_key> #}",
+    "minimax_m2": CHATML + "{# <minimax:tool_call> #}",
+    "deepseek_v32": CHATML + f"{{# <{BAR}DSML{BAR}function_calls> #}}",
+    "deepseek_v4": CHATML + f"{{# <{BAR}DSML{BAR}tool_calls> #}}",
+}
 LISTS = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "array"}}}}
 COUNTS = {
     "type": "object",
@@ -41,7 +49,8 @@ TOOLS = [Tool(name="count", parameters=COUNTS), Tool(name="sort", parameters=LIS
 
 def load(folder: Path, script: list[str], name: str, *, are_special: bool = True) -> LLM:
     marks = TOOL_CALL_FORMATS[name].tokens if are_special else ()
-    save_scripted(folder, script, chat_template=TEMPLATES[name], special_tokens=marks)
+    template = (TEMPLATES | TAGGED)[name]
+    save_scripted(folder, script, chat_template=template, special_tokens=marks)
     return LLM(str(folder), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False)
 
 
@@ -142,3 +151,57 @@ def test_brackets_behind_a_call_are_no_reason_to_lose_it(tmp_path: Path) -> None
     script = ["<|tool_call|>", '[{"name": "count", "arguments": ', '{"must": 1}', "}", "}}", "]"]
     completion = answer(load(tmp_path / "model", script, "granite"), tools=TOOLS)
     assert calls_of(completion) == [("count", {"must": 1})]
+
+
+NOTES = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "text": {"type": "string"}, "lines": {"type": "integer"}},
+    "required": ["path", "text"],
+}
+NOTE = Tool(name="note", parameters=NOTES)
+
+
+def script_of(name: str, arguments: object) -> list[str]:
+    """Return a call in two pieces: its head, and its arguments with its end."""
+    calls = TOOL_CALL_FORMATS[name]
+    head = f"{calls.begin}{calls.call_begin}note{calls.before_arguments}"
+    return [head, calls.write(("note", json.dumps(arguments))).removeprefix(head)]
+
+
+# smg-project/smg#1743: a text that looks like a number; vllm-project/vllm#37187: line breaks of the format in values
+@pytest.mark.parametrize("name", TAGGED)
+def test_parameters_of_a_call_are_its_arguments(name: str, tmp_path: Path) -> None:
+    arguments = {"path": "3", "text": '  if a < b:\n\tprint("</b>")\n', "lines": 2}
+    llm = load(tmp_path / "model", ["I write. ", *script_of(name, arguments)], name, are_special=False)
+    completion = answer(llm, tools=[NOTE, *TOOLS])
+    assert calls_of(completion) == [("note", arguments)]
+    assert completion.text == "I write."
+    assert answer(llm).tool_calls == []  # no tools, no calls
+
+
+# vllm-project/vllm#49248, #47190: marks that a model left out gave `{}` or another tool's name
+@pytest.mark.parametrize("name", TAGGED)
+def test_parameters_that_the_schema_does_not_allow_cannot_come(name: str, tmp_path: Path) -> None:
+    for number, wrong in enumerate(({"path": "a"}, {"path": "a", "text": "b", "lines": []}, {"path": "a", "other": 1})):
+        script = script_of(name, wrong)
+        [call] = answer(load(tmp_path / f"{number}", script, name, are_special=False), tools=[NOTE]).tool_calls
+        assert call.name == "note"
+        assert '"lines": []' not in call.arguments
+        assert '"other"' not in call.arguments
+        assert call.arguments != '{"path": "a"}'
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_call_with_parameters_can_be_forced(name: str, tmp_path: Path) -> None:
+    llm = load(tmp_path / "model", ["I would rather not."], name, are_special=False)
+    [completion] = llm.chat(
+        [{"role": "user", "content": "x"}],
+        SamplingParams(temperature=1, seed=3, max_tokens=600),
+        tools=[Tool(name="count", parameters=COUNTS)],
+        tool_choice="required",
+        use_tqdm=False,
+    )
+    assert completion.text == ""
+    assert completion.tool_calls[0].name == "count"
+    for call in completion.tool_calls[:-1]:  # the last one may be cut off
+        assert isinstance(json.loads(call.arguments)["must"], int)

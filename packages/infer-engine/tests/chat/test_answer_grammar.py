@@ -10,6 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
 from infer_engine.chat.output_grammar import answer_grammar
 from infer_engine.chat.output_parser import AnswerParser
@@ -28,7 +29,10 @@ CITY = {
 TOOLS = (Tool(name="get_weather", parameters=CITY), Tool(name="get"))
 FORMATS = list(TOOL_CALL_FORMATS.values())
 HERMES = TOOL_CALL_FORMATS["hermes"]
-MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
+MARKERS = (
+    *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "\uff5cDSML\uff5c"),
+)
 
 
 def make_tokenizer(*, with_markers: bool) -> Tokenizer:
@@ -114,7 +118,9 @@ def test_calls_of_each_format(calls: ToolCallFormat, vocabulary: str) -> None:
     assert found(calls.write(NOTHING), tool_name="get") == "whole"
     assert found(one, tool_name="get") == "no"
     assert found(calls.write(NOTHING, NOTHING), tool_name="get") == "no"
-    for wrong in (("get_time", "{}"), ("get_weather", "{}"), ("get_weather", '{"city": 1}'), ("get", '{"a": 1}')):
+    one_is_text = calls.parameters is not None and not calls.parameters.json_name_end
+    assert found(calls.write(("get_weather", '{"city": 1}'))) == ("whole" if one_is_text else "no")
+    for wrong in (("get_time", "{}"), ("get_weather", "{}"), ("get", '{"a": 1}')):
         assert found(calls.write(wrong)) == "no"
     assert found(f"Well. {one}") == "no"
 
@@ -242,7 +248,7 @@ def test_whatever_the_grammar_allows_is_read_as_calls_that_validate(
     text = b"".join(tokenizer.token_bytes(i) for i in token_ids if tokenizer.id_to_token(i) != "<|im_end|>").decode(
         errors="replace"
     )
-    reader = AnswerParser(tool_call_format=calls)
+    reader = AnswerParser(tool_call_format=calls, parameter_types=ParameterTypes(tools))
     deltas = reader.add(text) + reader.finish()
     if constraint.is_over:
         begun = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]

@@ -54,7 +54,9 @@ def call(calls: ToolCallFormat, *named: tuple[str, str]) -> str:
     return calls.write(*named)
 
 
-ARGUMENTS = json.dumps({"a": '}"\\ <tool_call> </think> [ARGS] {"name": "', "b": [1, {"c": None}], "d": "é日"})
+ARGUMENTS = json.dumps(
+    {"a": '}"\\ <tool_call> </think> [ARGS] {"name": "', "b": [1, {"c": None}], "d": "é日"}, ensure_ascii=False
+)
 CALLS = (("f", ARGUMENTS), ("get_weather", "{}"))
 
 
@@ -80,7 +82,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True).filter(lambda nam
 
 
 @given(
-    calls=st.sampled_from(FORMATS),
+    calls=st.sampled_from([each for each in FORMATS if each.parameters is None]),
     thought=st.text()
     .map(str.strip)
     .filter(lambda text: "</think>" not in text and not "</think>".startswith(text[-8:])),

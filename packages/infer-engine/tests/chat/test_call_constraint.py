@@ -2,84 +2,33 @@
 
 import json
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.call_constraint import CallConstraint
-from infer_engine.chat.output_grammar import arguments_grammar
 from infer_engine.chat.output_parser import AnswerParser
-from infer_engine.messages import CallHeads
-from infer_engine.protocol import ChatPrompt, ContentDelta, Tool, ToolCallDelta
-from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
-from infer_models.text import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
-from infer_models.text.testing import split_byte_level
+from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
+from infer_engine.testing import call_constraints
+from infer_engine.testing.call_constraints import END, TOKENIZER, tokens
+from infer_models.text import TOOL_CALL_FORMATS, ReasoningState, ToolCallFormat
 
 FORMATS = list(TOOL_CALL_FORMATS.values())
 HERMES = TOOL_CALL_FORMATS["hermes"]
-SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|start|>", "<|call|>")
 BOTH = {"type": "object", "properties": {"may": {"type": "integer"}, "must": {"type": "integer"}}, "required": ["must"]}
 TOOLS = (Tool(name="look", parameters=BOTH), Tool(name="look_up"), Tool(name="exact", parameters=BOTH, strict=True))
-PIECES = ('":{"', '": {', ' {"', '{"', "}}", "}}\n", '":', "</tool_call>")
 
 
-def make_tokenizer() -> Tokenizer:
-    """Return a tokenizer that has marks as tokens, and tokens that reach from one part of a call into the next."""
-    raw = split_byte_level()
-    raw.add_tokens([tokenizers.AddedToken(each, normalized=False) for each in ("<tool_call>", *PIECES)])
-    raw.add_special_tokens(list(SPECIAL))
-    return Tokenizer(raw)
-
-
-TOKENIZER = make_tokenizer()
-[END] = [i for i in TOKENIZER.special_ids if TOKENIZER.id_to_token(i) == "<|im_end|>"]
-COMPILER = GrammarCompiler(
-    lambda: Vocabulary(TOKENIZER.vocabulary_bytes(), special_ids=TOKENIZER.special_ids, eos_token_ids=[END])
-)
-
-
-def constraint(
-    calls: ToolCallFormat = HERMES,
-    *,
-    tools: Sequence[Tool] = TOOLS,
-    state: ReasoningState = ReasoningState.NONE,
-    reasoning: str = "think",
-    max_calls: int = 64,
-) -> CallConstraint:
-    heads = CallHeads(
-        reasoning_format=REASONING_FORMATS[reasoning],
-        reasoning_state=state,
-        tool_call_format=calls,
-        tool_names=tuple(tool.name for tool in tools),
-        max_calls=max_calls,
-        shown_ids=tuple(TOKENIZER.special_ids),
-    )
-    grammar = arguments_grammar(ChatPrompt(messages=(), tools=tuple(tools)))
-    return CallConstraint(heads, *COMPILER.matcher(grammar))
-
-
-def tokens(text: str) -> list[int]:
-    return TOKENIZER.encode(text, add_special_tokens=False)
+def constraint(calls: ToolCallFormat = HERMES, **how: Any) -> CallConstraint:
+    return call_constraints.constraint(calls, **{"tools": TOOLS} | how)
 
 
 def masked(text: str, calls: ToolCallFormat = HERMES, **how: Any) -> str:
-    """Return the part of `text` in which tokens were masked; `...` stands for the rest where one is not allowed."""
-    reader, seen = constraint(calls, **how), ""
-    for token_id in tokens(text):
-        mask = reader.mask()
-        if mask is not None:
-            if not mask[token_id // 32] >> (token_id % 32) & 1:
-                return seen + "..."
-            seen += TOKENIZER.decode([token_id], skip_special_tokens=False)
-        reader.consume(token_id)
-        if reader.is_over:
-            return seen + "|"
-    return seen
+    return call_constraints.masked(text, calls, **{"tools": TOOLS} | how)
 
 
 def call(calls: ToolCallFormat, name: str, arguments: str) -> str:
@@ -119,7 +68,8 @@ def test_arguments_alone_are_masked_in_every_format(calls: ToolCallFormat) -> No
         assert len(found.strip(" }\n")) >= len(arguments.strip("{} \n"))
         assert "Done" not in found
         assert "..." not in found
-    assert masked(call(calls, "look_up", "{}"), calls).strip() in ("{}", "}", "}}", "{}}")
+    nothing = ("{}", "}", "}}", "{}}") if calls.parameters is None else (calls.call_end.split()[0],)
+    assert masked(call(calls, "look_up", "{}"), calls).strip() in nothing
     for wrong in ('{"may": 1}', '{"must": "x"}', '{"other": 1}', "3"):
         assert masked(call(calls, "look", wrong), calls).endswith("...")
 
@@ -188,7 +138,7 @@ def test_whatever_is_drawn_behind_a_head_is_a_call_that_validates(
     """Illegal tokens are as likely as can be; the head is written by the test."""
     schema = {"type": "object", "properties": properties, "required": list(properties)[:num_required]}
     reader = constraint(calls, tools=[Tool(name="f", parameters=schema)], max_calls=1)
-    written = tokens(calls.begin + calls.call_begin + "f" + calls.before_arguments.rstrip())
+    written = tokens(calls.begin + calls.call_begin + "f" + (calls.before_arguments.rstrip() or "\n"))
     for token_id in written:
         reader.consume(token_id)
     while (mask := reader.mask()) is not None and len(written) < 600:
@@ -196,7 +146,8 @@ def test_whatever_is_drawn_behind_a_head_is_a_call_that_validates(
         reader.consume(written[-1])
     assert END not in written
     text = b"".join(TOKENIZER.token_bytes(i) for i in written).decode(errors="replace")
-    parser = AnswerParser(tool_call_format=calls, tool_names=("f",), max_calls=1)
+    types = ParameterTypes([Tool(name="f", parameters=schema)])
+    parser = AnswerParser(tool_call_format=calls, tool_names=("f",), max_calls=1, parameter_types=types)
     deltas = parser.add(text)
     assert not any(isinstance(delta, ContentDelta) for delta in deltas)
     if parser.callee is None:

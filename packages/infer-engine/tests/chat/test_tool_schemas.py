@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from infer_engine.chat.tool_schemas import arguments_schema
+from infer_engine.chat.arguments.tool_schemas import arguments_schema
 from infer_engine.protocol import Tool
 from infer_engine.structured.json_schema.keywords import prepare_schema
 

@@ -33,8 +33,6 @@ from infer_models.text.testing import (
 )
 
 DESCRIBED = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-XML = f"{CHATML}{DESCRIBED}{{# <tool_call>\n<function=NAME> #}}"
-KEYS_AND_VALUES = f"{CHATML}{DESCRIBED}{{# <tool_call>NAME\n<arg_key> #}}"
 THINKING = CHATML + "{% if thinking == 'open' %}<think>\n{% elif thinking == 'no' %}<think>\n\n</think>\n\n{% endif %}"
 ONE_TURN = [{"role": "user", "content": "Hello"}]
 
@@ -108,16 +106,21 @@ def test_the_format_of_tool_calls_is_found_from_the_template(name: str) -> None:
         ("<|action_start|><|plugin|>", "internlm"),
         ('functools[{"name": "f"}]', "phi4_mini"),
         ("<\uff5ctool▁calls▁begin\uff5c>", "deepseek_v31"),
+        ("<\uff5cDSML\uff5cfunction_calls>", "deepseek_v32"),
+        ("<\uff5cDSML\uff5ctool_calls>", "deepseek_v4"),
+        ("<tool_call>\n<function=f>\n<parameter=x>", "qwen3_coder"),
+        ("<seed:tool_call>\n<function=f>\n<parameter=x>", "seed_oss"),
+        ("<tool_call>f\n<arg_key>", "glm45"),
     ],
 )
 def test_a_template_that_writes_the_marks_of_a_format_has_it(source: str, name: str) -> None:
     assert format_names(family_tokenizer(f"{CHATML}{DESCRIBED}{{# {source} #}}"))[0] == name
 
 
-OTHERS = (f"{CHATML}{DESCRIBED}{{# <invoke name= #}}", f"{CHATML}{DESCRIBED}{{# <\uff5cDSML\uff5cinvoke #}}")
+OTHERS = tuple(f"{CHATML}{DESCRIBED}{{# {mark} #}}" for mark in ("<invoke name=", "<function=f>{}</function>"))
 
 
-@pytest.mark.parametrize("template", [XML, KEYS_AND_VALUES, *OTHERS, CHATML, CHATML + DESCRIBED])
+@pytest.mark.parametrize("template", [*OTHERS, CHATML, CHATML + DESCRIBED])
 def test_a_format_that_is_none_of_ours_is_unknown(template: str) -> None:
     tokenizer = family_tokenizer(template)
     assert tokenizer.chat.tool_call_format is None

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from infer_engine.chat.parsers import parser_of_calls
 from infer_engine.chat.tool_selection import selection_of
 from infer_engine.messages import CallHeads
-from infer_engine.protocol import AnswerDelta, ToolCallDelta
 from infer_engine.structured.constraint import TokenConstraint
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ class CallConstraint:
         self._vocabulary = vocabulary
         self._shown_ids = frozenset(heads.shown_ids)
         self._strict_names = frozenset(heads.strict_names)
+        self._has_tags = heads.tool_call_format.parameters is not None
         self._parser = parser_of_calls(heads)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._beginning = matcher
@@ -64,15 +64,14 @@ class CallConstraint:
         if self._arguments is not None:
             self._arguments.consume(token_id)
         self._foreseen, self._has_looked_ahead = None, False
-        deltas = self._parser.add(self._decoder.decode(self._text_bytes(token_id)))
+        self._parser.add(self._decoder.decode(self._text_bytes(token_id)))
         callee = self._parser.callee
         if callee is None:
             self._arguments = None
         elif self._parser.call_number != self._call_number:
             self._call_number = self._parser.call_number
             pending, _ = self._decoder.getstate()
-            begun = self._parser.awaited + _last_arguments(deltas)
-            self._arguments = self._begin(callee, begun.encode() + pending)
+            self._arguments = self._begin(callee, self._parser.begun.encode() + pending)
 
     def _text_bytes(self, token_id: int) -> bytes:
         is_hidden = token_id in self._vocabulary.special_ids and token_id not in self._shown_ids
@@ -96,11 +95,13 @@ class CallConstraint:
     def _look_ahead(self) -> npt.NDArray[np.int32] | None:
         """Return a mask of all tokens but those that would begin the arguments of a strict tool in a wrong way.
 
-        Few tokens hold the end of a head and more than a bracket. None: there are none of these.
+        Few tokens hold the end of a head and more than the beginning of any arguments. None: there are none of these.
         """
+        if self._has_tags and not self._parser.is_waiting:
+            return None
         wrong = []
-        for token_id in self._vocabulary.objects_begun:
-            found = self._parser.foresee(self._vocabulary.tokens[token_id].decode(errors="replace"))
+        for token_id in self._vocabulary.tags_begun if self._has_tags else self._vocabulary.objects_begun:
+            found = self._parser.foresee(self._text_bytes(token_id).decode(errors="replace"))
             if (
                 found is not None
                 and found[0] in self._strict_names
@@ -113,12 +114,3 @@ class CallConstraint:
         for token_id in wrong:
             mask[token_id // 32] &= np.int32(~(1 << (token_id % 32)) if token_id % 32 < 31 else 0x7FFFFFFF)
         return mask
-
-
-def _last_arguments(deltas: list[AnswerDelta]) -> str:
-    """Return what came of the arguments of the last call that begins in `deltas`."""
-    text = ""
-    for delta in deltas:
-        if isinstance(delta, ToolCallDelta):
-            text = delta.arguments if delta.name is not None else text + delta.arguments
-    return text

@@ -22,7 +22,7 @@ class Head(NamedTuple):
     """What was found where a call may begin.
 
     Attributes:
-        end: where the object of the arguments begins; `MORE` or `NO`.
+        end: where the arguments begin; `MORE` or `NO`.
         name: name of the tool; empty until the head is whole.
         mark_end: where the head is whole and the arguments must come; -1 before.
     """
@@ -46,18 +46,36 @@ _MORE_HEAD = Head(MORE)
 class CallMarks:
     """The marks of a format, split at their white space, and the names of the tools that may be called."""
 
-    __slots__ = ("_before_arguments", "_names", "begin", "call_end", "end", "first_begin", "format", "separator")
+    __slots__ = (
+        "_argument_marks",
+        "_before_arguments",
+        "_name_end",
+        "_names",
+        "arguments_end",
+        "begin",
+        "call_end",
+        "end",
+        "first_begin",
+        "format",
+        "separator",
+    )
 
     def __init__(self, call_format: ToolCallFormat, names: Collection[str] | None) -> None:
         """Find calls of `names`; None: of any name."""
         self.format = call_format
         begin = _pieces(call_format.call_begin)
-        self.begin: _Marks = [begin, *_with_type(begin)]
+        bare = [begin[1:]] if call_format.wrapper else []
+        self.begin: _Marks = [begin, *bare, *_with_type(begin)]
         self.first_begin: _Marks = [[*call_format.begin.split(), *each] for each in self.begin]
-        self.call_end = call_format.call_end.split()
+        call_end = call_format.call_end.split()
+        parameters = call_format.parameters
+        self.arguments_end = call_end.pop(0) if parameters is not None else ""
+        self._argument_marks = ("{",) if parameters is None else (parameters.begin, self.arguments_end)
+        self.call_end = call_end
         self.separator = call_format.separator.split()
         self.end = call_format.end.split()
         pieces = _pieces(call_format.before_arguments)
+        self._name_end = re.compile(re.escape(pieces[0][0]) if pieces else r"[\s<]")
         keys = _KEYS if set(pieces) & set(_KEYS) else ("",)
         self._before_arguments: _Marks = [[key if each in _KEYS else each for each in pieces] for key in keys]
         self._names = None if names is None else frozenset(names)
@@ -67,7 +85,8 @@ class CallMarks:
         start = match_one_of(text, position, begin)
         if start < 0:
             return Head(start)
-        name_end = text.find(self._before_arguments[0][0][0], start, start + MAX_NAME_CHARACTERS + 1)
+        found = self._name_end.search(text, start, start + MAX_NAME_CHARACTERS + 1)
+        name_end = -1 if found is None else found.start()
         written = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]
         name = _NUMBER.sub("", written) if self.format.is_numbered else written
         if self.format.before_arguments[0].isspace():
@@ -80,9 +99,10 @@ class CallMarks:
         if mark_end < 0:
             return Head(mark_end)
         end = skip_blanks(text, mark_end)
-        if end == len(text):
-            return Head(MORE, name, mark_end)
-        return Head(end, name, mark_end) if text[end] == "{" else _NO_HEAD
+        begun = max(match(text, end, [mark]) for mark in self._argument_marks)
+        if begun == MORE and text[name_end] in " \t" and mark_end == name_end:  # as in prose
+            return _MORE_HEAD
+        return _NO_HEAD if begun == NO else Head(MORE if begun == MORE else end, name, mark_end)
 
     def _may_become(self, name: str) -> bool:
         """Whether `name` may be the beginning of a tool's."""

@@ -11,8 +11,8 @@ Headers are in no text. A message to somebody else than an offered tool is reaso
 import re
 from collections.abc import Callable, Collection
 
+from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
 from infer_engine.chat.call_marks import num_begun
-from infer_engine.chat.json_object_reader import JsonObjectReader
 from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -41,7 +41,7 @@ class ChannelParser:
         "_num_calls",
         "_step",
         "_tool_names",
-        "awaited",
+        "begun",
         "call_number",
         "callee",
         "is_over",
@@ -63,8 +63,13 @@ class ChannelParser:
         self.is_reasoning = False
         self.callee: str | None = None
         self.call_number = 0
-        self.awaited = ""
+        self.begun = ""
         self.is_over = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether text was held back, as that of a header is before it is whole."""
+        return bool(self._held)
 
     def add(self, text: str) -> list[AnswerDelta]:
         """Take the next piece of text; return what it settles, in order."""
@@ -152,10 +157,9 @@ class ChannelParser:
 
     def _read_beginning_of_arguments(self, text: str, position: int) -> int:
         start = len(text) - len(text[position:].lstrip())
+        self.begun = text[position:]
         if start == len(text):
-            self.awaited = text[position:]
             return self._hold(text, position)
-        self.awaited = ""
         if text[start] != "{":
             self.callee = None
             self._begin_message(ReasoningDelta)

@@ -4,6 +4,7 @@ import hashlib
 import re
 from typing import Any
 
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.call_marks import MAX_NAME_CHARACTERS
 from infer_engine.chat.channel_parser import ChannelParser
 from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
@@ -70,13 +71,14 @@ class ChatFormats:
             max_calls=MAX_CALLS if prompt.parallel_tool_calls and prompt.tool_name is None else 1,
             must_call=tool_call_format is not None and prompt.tool_choice == "required",
             shown_ids=self._marker_ids(tool_call_format),
+            parameter_types=ParameterTypes(prompt.tools),
         )
 
     def parser(self, form: AnswerForm, *, is_free: bool) -> AnswerParser | ChannelParser | None:
         """Return the parser of an answer; None if all of it is content. `is_free`: its content follows no grammar."""
         heads = form.call_heads()
         if heads is not None and is_free:
-            return parser_of_calls(heads)
+            return parser_of_calls(heads, form.parameter_types)
         reasoning = form.reasoning_format
         if reasoning is not None and reasoning.channels:  # a grammar of the whole answer has no channels
             reasoning = None
@@ -92,6 +94,7 @@ class ChatFormats:
             max_calls=form.max_calls,
             must_call=form.must_call,
             may_lack_begin=is_free and not form.must_call,
+            parameter_types=form.parameter_types,
         )
 
     def _marker_ids(self, tool_call_format: ToolCallFormat | None) -> frozenset[int]:

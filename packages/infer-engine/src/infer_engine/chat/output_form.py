@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.messages import CallHeads
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
@@ -27,6 +28,7 @@ class AnswerForm:
         max_calls: most calls of the answer.
         must_call: whether it must call.
         shown_ids: special tokens that have a text in answers.
+        parameter_types: what the parameters of its tools are, where arguments are not written as JSON.
     """
 
     reasoning_format: ReasoningFormat | None
@@ -38,6 +40,13 @@ class AnswerForm:
     max_calls: int = MAX_CALLS
     must_call: bool = False
     shown_ids: frozenset[int] = frozenset()
+    parameter_types: ParameterTypes | None = None
+
+    @property
+    def mark_ids(self) -> dict[str, int]:
+        """The ids of the marks around calls that are special tokens."""
+        marks = () if self.tool_call_format is None else self.tool_call_format.markers
+        return {mark: token_id for mark in marks if (token_id := self.token_id_of(mark)) is not None}
 
     @property
     def thinks(self) -> bool:

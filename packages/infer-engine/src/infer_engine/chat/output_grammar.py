@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from infer_engine.chat.call_marks import MAX_BLANKS
+from infer_engine.chat.arguments.marks import RULES, MarkGrammar
+from infer_engine.chat.arguments.parameter_grammar import ParameterGrammar
+from infer_engine.chat.arguments.tool_schemas import arguments_schema
 from infer_engine.chat.output_form import AnswerForm, TokenIdOf
-from infer_engine.chat.tool_schemas import arguments_schema
 from infer_engine.chat.tool_selection import selection_of
 from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
 from infer_engine.structured.grammar_text import HEADER, json_expression, to_grammar_text, to_rules
@@ -25,15 +26,6 @@ from infer_models.text import ReasoningState, ToolCallFormat
 MAX_TOOL_CHARACTERS = 262_144
 """Most characters of all tools' schemas together."""
 
-_RULES = r"""
-TEXT: /(.|\n)*/
-GAP: /[ \n]{0,4}/
-WS: /[ \n]?/
-"""
-_AROUND_ARGUMENTS = rf"""
-TEXT: /(.|\n)*/
-GAP: /[ \t\r\n]{{0,{MAX_BLANKS}}}/
-"""
 _WHITESPACE = "[ ]?"
 """In arguments: models write them on one line."""
 
@@ -56,10 +48,10 @@ def answer_grammar(prompt: ChatPrompt, content: StructuredOutputs | None, form: 
         rules = _CallRules(form).make(prompt, as_json=is_json)
         answer = _answer_with_calls(prompt, content, rules)
     start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules)
-    return HEADER + "\n".join([start, *rules]) + _RULES
+    return HEADER + "\n".join([start, *rules]) + RULES + ANY_ORDER_RULES
 
 
-def arguments_grammar(prompt: ChatPrompt) -> str:
+def arguments_grammar(prompt: ChatPrompt, form: AnswerForm) -> str:
     """Return the text of the grammar of the arguments of one call of a tool of `prompt`, and of any text behind them.
 
     It begins with the tool's selection (`selection_of`). Members of tools that are not strict come in any order.
@@ -67,22 +59,38 @@ def arguments_grammar(prompt: ChatPrompt) -> str:
     Raises:
         ValueError: as in `answer_grammar`.
     """
-    return _arguments_grammar(tuple(msgspec.json.encode(tool) for tool in prompt.tools))
+    assert form.tool_call_format is not None
+    encoded_tools = tuple(msgspec.json.encode(tool) for tool in prompt.tools)
+    return _arguments_grammar(encoded_tools, form.tool_call_format, tuple(form.mark_ids.items()))
 
 
 @functools.lru_cache(maxsize=64)  # agents send the same tools with every request
-def _arguments_grammar(encoded_tools: Sequence[bytes]) -> str:
+def _arguments_grammar(
+    encoded_tools: Sequence[bytes], call_format: ToolCallFormat, mark_ids: Sequence[tuple[str, int]]
+) -> str:
     members = AnyOrder()
+    parameters = _parameter_grammar(call_format, MarkGrammar(dict(mark_ids)), members)
     starts: list[str] = []
     num_characters = 0
     for encoded in encoded_tools:
         tool = msgspec.json.decode(encoded, type=Tool)
         schema = arguments_schema(tool)
         num_characters += len(_arguments(encoded))
-        arguments = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
-        starts.append(f"{_quoted(selection_of(tool.name))} GAP {arguments} TEXT")
+        if parameters is not None:
+            arguments = parameters.arguments(tool.name, schema, strict=tool.strict)
+        else:
+            written = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
+            arguments = f"GAP {written}"
+        starts.append(f"{_quoted(selection_of(tool.name))} {arguments} TEXT")
     _check_size(num_characters)
-    return HEADER + "\n".join([f"start: {' | '.join(starts)}", *members.rules]) + ANY_ORDER_RULES + _AROUND_ARGUMENTS
+    return HEADER + "\n".join([f"start: {' | '.join(starts)}", *members.rules]) + ANY_ORDER_RULES + RULES
+
+
+def _parameter_grammar(call_format: ToolCallFormat, marks: MarkGrammar, members: AnyOrder) -> ParameterGrammar | None:
+    """Return what makes the rules of arguments that are not written as JSON; None where they are."""
+    if call_format.parameters is None:
+        return None
+    return ParameterGrammar(call_format.parameters, call_format.call_end.split()[0], marks, members)
 
 
 def _answer_with_calls(prompt: ChatPrompt, content: StructuredOutputs | None, rules: list[str]) -> str:
@@ -133,9 +141,11 @@ class _CallRules:
     def __init__(self, form: AnswerForm) -> None:
         assert form.tool_call_format is not None
         self._format = form.tool_call_format
-        self._token_id_of = form.token_id_of
         self._max_calls = form.max_calls
         self._names = form.tool_names
+        self._marks = MarkGrammar(form.mark_ids)
+        self._members = AnyOrder()
+        self._parameters = _parameter_grammar(self._format, self._marks, self._members)
 
     def make(self, prompt: ChatPrompt, *, as_json: bool) -> list[str]:
         """Return the rule `calls`, and those that it needs.
@@ -145,13 +155,20 @@ class _CallRules:
         """
         tools = [tool for tool in prompt.tools if tool.name in self._names]
         max_calls = self._max_calls
-        more = f"({self._literal(self._format.separator)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
-        end = self._literal(self._format.end)
-        call = f"{self._literal(self._format.call_begin)} tool {self._literal(self._format.call_end)}"
+        literal = self._marks.literal
+        call_end = self._format.call_end
+        if self._parameters is not None:  # whose expressions hold the first part of it
+            call_end = call_end.removeprefix(call_end.split()[0])
+        separator, begin = self._format.separator, self._format.call_begin
+        call, next_call = (f"{literal(before)} tool {literal(call_end)}" for before in (begin, separator + begin))
+        if as_json:
+            call, next_call = "tool", f"{literal(separator)} tool"
+        more = f"({next_call}){{0,{max_calls - 1}}}" if max_calls > 1 else ""
         return [
-            f"call: {'tool' if as_json else call}",
-            f"calls: {self._literal(self._format.begin)} call {more} {end}",
+            f"call: {call}",
+            f"calls: {literal(self._format.begin)} call {more} {literal(self._format.end)}",
             *self._tools(tools, as_json=as_json),
+            *self._members.rules,
         ]
 
     def _tools(self, tools: Sequence[Tool], *, as_json: bool) -> list[str]:
@@ -162,27 +179,20 @@ class _CallRules:
             if as_json:
                 written = _json_call(tool, self._format)
             else:
-                arguments = _arguments(msgspec.json.encode(tool))
                 number = "/:[0-9]{1,3}/" if self._format.is_numbered else ""
-                written = f"{_quoted(tool.name)} {number} {self._literal(self._format.before_arguments)} {arguments}"
+                written = f"{_quoted(tool.name)} {number} {self._arguments(tool)}"
             num_characters += len(written)
             rules.append(f"{name}: {written}")
         _check_size(num_characters)
         return rules
 
-    def _literal(self, text: str) -> str:
-        """Return the expression of `text`, of which parts may be special tokens."""
-        for marker in self._format.markers:
-            token_id = self._token_id_of(marker)
-            if token_id is not None and marker in text:
-                before, _, after = text.partition(marker)
-                return f"{self._literal(before)} <[{token_id}]> {self._after_marker(after)}"
-        return _quoted(text) if text else ""
-
-    def _after_marker(self, text: str) -> str:
-        """Return the expression of `text` after a marker, where models put a space, a line break or nothing."""
-        rest = text.lstrip()
-        return self._literal(rest) if rest == text else f"WS {self._literal(rest)}"
+    def _arguments(self, tool: Tool) -> str:
+        """Return what generates the arguments of `tool`, and the mark before them."""
+        before = self._format.before_arguments
+        if self._parameters is None:
+            return f"{self._marks.literal(before)} {_arguments(msgspec.json.encode(tool))}"
+        arguments = self._parameters.arguments(tool.name, arguments_schema(tool), strict=tool.strict)
+        return f"{self._marks.mark(before)} {arguments}"
 
 
 @functools.lru_cache(maxsize=256)  # agents send the same tools with every request

@@ -10,6 +10,10 @@ The same machine tells the core where the arguments of a call begin (`infer_engi
 import re
 from collections.abc import Callable, Collection, Sequence
 
+from infer_engine.chat.answer_parts import AnswerParts
+from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
+from infer_engine.chat.arguments.parameter_reader import ParameterReader
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.call_marks import (
     MORE,
     NO,
@@ -20,7 +24,6 @@ from infer_engine.chat.call_marks import (
     num_begun,
     skip_blanks,
 )
-from infer_engine.chat.json_object_reader import JsonObjectReader
 from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
@@ -38,26 +41,25 @@ class AnswerParser:
         is_reasoning: whether the text that comes next is reasoning, as far as is known.
         callee: the tool whose arguments come next, or go on; None elsewhere.
         call_number: number of the latest whole head, from 1.
-        awaited: while the arguments of `callee` have not begun: the white space before them.
+        begun: what of the arguments of `callee` came with the text that completed its head.
         is_over: whether the last call that the answer may have is complete; text that follows is passed over.
     """
 
     __slots__ = (
         "_before_mark",
-        "_blanks",
         "_calls",
         "_content_marks",
-        "_deltas",
-        "_drops_blanks",
         "_held",
         "_json",
         "_max_calls",
         "_must_call",
         "_num_calls",
+        "_parameters",
+        "_parts",
         "_reasoning",
         "_seeks_end",
         "_step",
-        "awaited",
+        "begun",
         "call_number",
         "callee",
         "is_over",
@@ -74,6 +76,7 @@ class AnswerParser:
         max_calls: int | None = None,
         must_call: bool = False,
         may_lack_begin: bool = True,
+        parameter_types: ParameterTypes | None = None,
     ) -> None:
         """Begin where the prompt leaves off, in `state`; look for calls only with a `tool_call_format`.
 
@@ -85,6 +88,7 @@ class AnswerParser:
             max_calls: after so many the answer is over.
             must_call: the answer is calls: what is cut off in the head of one is no content.
             may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.
+            parameter_types: what parameters are that are no JSON; None: whatever they look like.
         """
         self._reasoning = reasoning_format
         self._calls = None if tool_call_format is None else CallMarks(tool_call_format, tool_names)
@@ -92,17 +96,19 @@ class AnswerParser:
         self._must_call = must_call
         self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
         self._content_marks: re.Pattern[str] | None = None
-        self._deltas: list[AnswerDelta] = []
+        self._parts = AnswerParts()
         self._held = ""
         self._before_mark = ""  # the last character of content
-        self._blanks: list[str] = []  # white space that belongs to a part only if more of its text follows
-        self._drops_blanks = False  # at the beginning of a part
         self._num_calls = 0
         self._json = JsonObjectReader()
+        self._parameters: ParameterReader | None = None
+        if self._calls is not None and (parameters := self._calls.format.parameters) is not None:
+            types = parameter_types or ParameterTypes()
+            self._parameters = ParameterReader(parameters, self._calls.arguments_end, types)
         self.is_reasoning = False
         self.callee: str | None = None
         self.call_number = 0
-        self.awaited = ""
+        self.begun = ""
         self.is_over = False
         self._step: _Step = self._read_beginning
         if reasoning_format is None:
@@ -110,13 +116,18 @@ class AnswerParser:
         elif state is ReasoningState.OPEN:
             self._begin_reasoning()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether text was held back, as that of a head is before it is whole."""
+        return bool(self._held)
+
     def add(self, text: str) -> list[AnswerDelta]:
         """Take the next piece of text; return what it settles, in order."""
         text, self._held = self._held + text, ""
         position = 0
         while position < len(text):
             position = self._step(text, position)
-        return self._take()
+        return self._parts.take()
 
     def finish(self) -> list[AnswerDelta]:
         """Return what was held back: no more text comes."""
@@ -126,12 +137,11 @@ class AnswerParser:
             self._step == self._read_after_call and self._calls is not None and match(held, 0, self._calls.end) == MORE
         )
         if self.is_reasoning:
-            self._put(ReasoningDelta, held)
-        elif not is_in_mark and not (is_in_head and self._must_call):
-            self._put(ContentDelta, held)
-            if self._blanks and not self._drops_blanks:
-                self._deltas.append(ContentDelta("".join(self._blanks)))
-        return self._take()
+            self._parts.put(ReasoningDelta, held)
+        elif not is_in_mark and self._step != self._read_arguments and not (is_in_head and self._must_call):
+            self._parts.put(ContentDelta, held)
+            self._parts.end_content()
+        return self._parts.take()
 
     def foresee(self, text: str) -> tuple[str, str] | None:
         """Return the tool whose head `text` would complete, and the beginning of the arguments that came with it."""
@@ -141,40 +151,14 @@ class AnswerParser:
         if self._step == self._read_next_head:
             begin = self._calls.begin
         elif self._step != self._read_first_head:
-            trigger = self._calls.format.trigger
-            position = text.find(trigger if self._calls.format.is_anywhere else trigger[0])
+            call_format = self._calls.format
+            starts = call_format.triggers if call_format.is_anywhere else (call_format.trigger[0],)
+            position = min((at for each in starts if (at := text.find(each)) >= 0), default=-1)
             is_content = self._step == self._read_answer and not self._calls.format.is_anywhere
             if position < 0 or is_content:
                 return None
         head = self._calls.match_head(text, position, begin)
-        return (head.name, text[head.end :]) if head.end >= 0 else None
-
-    def _take(self) -> list[AnswerDelta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def _put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
-        """Add text to the current part; white space at its end waits until more follows."""
-        if text and not self._blanks and not self._drops_blanks and not text[-1].isspace():  # as most is
-            self._deltas.append(kind(text))
-            return
-        visible = text.rstrip()
-        if not visible:
-            if text:
-                self._blanks.append(text)
-            return
-        end = text[len(visible) :]
-        if self._drops_blanks:
-            visible, self._drops_blanks = visible.lstrip(), False
-        elif self._blanks:
-            visible = "".join((*self._blanks, visible))
-        self._deltas.append(kind(visible))
-        self._blanks = [end] if end else []
-
-    def _end_part(self) -> None:
-        """Drop the white space at the end of a part and at the beginning of the next one."""
-        self._blanks = []
-        self._drops_blanks = True
+        return (head.name, text[head.mark_end :]) if head.name else None
 
     def _hold(self, text: str, position: int) -> int:
         self._held = text[position:]
@@ -185,7 +169,7 @@ class AnswerParser:
     def _begin_reasoning(self) -> None:
         self.is_reasoning = True
         self._seeks_end = False
-        self._end_part()
+        self._parts.end_part()
         self._step = self._read_beginning_of_reasoning
 
     def _read_beginning(self, text: str, position: int) -> int:
@@ -217,8 +201,8 @@ class AnswerParser:
         end = text.find(marker, position)
         if end < 0:
             return self._put_all_but(ReasoningDelta, text, position, (marker,))
-        self._put(ReasoningDelta, text[position:end])
-        self._end_part()
+        self._parts.put(ReasoningDelta, text[position:end])
+        self._parts.end_part()
         self.is_reasoning = False
         self._step = self._read_beginning
         return end + len(marker)
@@ -246,7 +230,7 @@ class AnswerParser:
         self._step = self._read_answer
         if text[start] != call_format.trigger[0]:
             return position
-        self._put(ContentDelta, text[position:start])
+        self._parts.put(ContentDelta, text[position:start])
         self._step = self._read_first_head
         return start
 
@@ -254,13 +238,13 @@ class AnswerParser:
         """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
         ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
         is_anywhere = self._calls is not None and self._calls.format.is_anywhere
-        return [*ends, *([self._calls.format.trigger] if is_anywhere and self._calls is not None else [])]
+        return [*ends, *(self._calls.format.triggers if is_anywhere and self._calls is not None else ())]
 
     def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
         marks = self._marks()
         if not marks:
-            self._put(ContentDelta, text[position:] if position else text)
+            self._parts.put(ContentDelta, text[position:] if position else text)
             return len(text)
         if self._content_marks is None:
             self._content_marks = re.compile("|".join(map(re.escape, marks)))
@@ -269,20 +253,20 @@ class AnswerParser:
             return self._put_all_but(ContentDelta, text, position, marks)
         start = found.start()
         before = text[start - 1] if start else self._before_mark
-        self._put(ContentDelta, text[position:start])
-        if self._calls is not None and found[0] == self._calls.format.trigger:
+        self._parts.put(ContentDelta, text[position:start])
+        if self._calls is not None and found[0] in self._calls.format.triggers:
             self._step = self._read_first_head
             return start
         if before in _QUOTES:
-            self._put(ContentDelta, found[0])
+            self._parts.put(ContentDelta, found[0])
         else:
             self._end_reasoning_without_beginning()
         return found.end()
 
     def _end_reasoning_without_beginning(self) -> None:
-        self._deltas.append(ContentWasReasoning())
+        self._parts.append(ContentWasReasoning())
         self._stop_seeking()
-        self._end_part()
+        self._parts.end_part()
         self._step = self._read_beginning
 
     def _stop_seeking(self) -> None:
@@ -305,31 +289,37 @@ class AnswerParser:
         head = self._calls.match_head(text, position, begin)
         if head.mark_end >= 0:
             self.callee, self.call_number = head.name, self._num_calls + 1
-            self.awaited = text[head.mark_end :] if head.end == MORE else ""
+            self.begun = text[head.mark_end :]
         if head.end == MORE:
             return self._hold(text, position)
         if head.end == NO:
             self.callee = None
-            trigger = self._calls.format.trigger
-            end = position + (len(trigger) if text.startswith(trigger, position) else 0)
-            self._put(ContentDelta, text[position:end])
+            found = (each for each in self._calls.format.triggers if text.startswith(each, position))
+            end = position + len(next(found, ""))
+            self._parts.put(ContentDelta, text[position:end])
             self._step = self._read_answer
             return end
         self._stop_seeking()
-        self._end_part()
-        self._deltas.append(ToolCallDelta(index=self._num_calls, name=head.name))
+        self._parts.end_part()
+        self._parts.append(ToolCallDelta(index=self._num_calls, name=head.name))
         self._num_calls += 1
+        if self._parameters is not None:
+            self._parameters.begin(head.name)
         self._step = self._read_arguments
         return head.end
 
     def _read_arguments(self, text: str, start: int) -> int:
-        """Read a JSON object, of which the beginning may have been read."""
+        """Read arguments, of which the beginning may have been read."""
         assert self._calls is not None
-        end = self._json.read(text, start)
-        if end < 0:
-            self._put_arguments(text[start:] if start else text)
-            return len(text)
-        self._put_arguments(text[start:end])
+        if self._parameters is not None:
+            end, is_whole = self._parameters.read(text, start, self._put_arguments)
+            if not is_whole:
+                return self._hold(text, end)
+        else:
+            end = self._json.read(text, start)
+            self._put_arguments(text[start : len(text) if end < 0 else end])
+            if end < 0:
+                return len(text)
         self.callee = None
         self._step = self._read_call_end
         if not self._calls.call_end:
@@ -337,7 +327,7 @@ class AnswerParser:
         return end
 
     def _put_arguments(self, text: str) -> None:
-        self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=text))
+        self._parts.append(ToolCallDelta(index=self._num_calls - 1, arguments=text))
 
     def _read_call_end(self, text: str, position: int) -> int:
         assert self._calls is not None
@@ -394,7 +384,7 @@ class AnswerParser:
         """Add the rest of `text` to the current part, but hold back its end if one of `markers` may begin there."""
         rest = text[position:] if position else text
         num_held = max(num_begun(rest, marker) if marker[0] in rest else 0 for marker in markers)
-        self._put(kind, rest[:-num_held] if num_held else rest)
+        self._parts.put(kind, rest[:-num_held] if num_held else rest)
         if num_held < len(rest):
             self._before_mark = rest[-num_held - 1]
         return self._hold(text, len(text) - num_held) if num_held else len(text)

@@ -1,12 +1,13 @@
 """Makes the parser of an answer: the client's and the core's, which must be of one kind."""
 
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.channel_parser import ChannelParser
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.messages import CallHeads
 
 
-def parser_of_calls(heads: CallHeads) -> AnswerParser | ChannelParser:
-    """Return the parser of an answer that is free but for the arguments of its calls."""
+def parser_of_calls(heads: CallHeads, parameter_types: ParameterTypes | None = None) -> AnswerParser | ChannelParser:
+    """Return the parser of an answer that is free but for the arguments of its calls; the core needs no types."""
     if heads.reasoning_format is not None and heads.reasoning_format.channels:
         return ChannelParser(tool_names=heads.tool_names, max_calls=heads.max_calls)
     return AnswerParser(
@@ -15,4 +16,5 @@ def parser_of_calls(heads: CallHeads) -> AnswerParser | ChannelParser:
         tool_call_format=heads.tool_call_format,
         tool_names=heads.tool_names,
         max_calls=heads.max_calls,
+        parameter_types=parameter_types,
     )

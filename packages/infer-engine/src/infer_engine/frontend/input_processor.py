@@ -349,7 +349,7 @@ def _grammar_of(
             assert isinstance(request.prompt, ChatPrompt)
             heads = form.call_heads() if content is None else None
             if heads is not None:
-                return arguments_grammar(request.prompt), heads
+                return arguments_grammar(request.prompt, form), heads
             return answer_grammar(request.prompt, content, form), None
         assert content is not None
         return to_grammar_text(content), None

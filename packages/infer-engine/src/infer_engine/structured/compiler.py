@@ -79,6 +79,11 @@ class Vocabulary:
             if b"{" in token and _OBJECT_BEGUN.search(token) and token_id not in self.special_ids
         ]
 
+    @cached_property
+    def tags_begun(self) -> list[int]:
+        """The tokens in which a tag begins, which may be the one that ends a call."""
+        return [token_id for token_id, token in enumerate(self.tokens) if b"<" in token]
+
     def __call__(self, _: bytes | str) -> list[int]:
         """Return nothing: grammars force no tokens, so the library has no text to tokenize."""
         return []

@@ -1,9 +1,11 @@
 """Text on one side, token ids on the other: tokenizers, chat templates, streaming, stop strings. Imports no torch."""
 
+from infer_models.text.chat.call_format import ParameterFormat, ToolCallFormat
 from infer_models.text.chat.conversation import Conversation
 from infer_models.text.chat.encoder import EncodedChat, ReasoningState
-from infer_models.text.chat.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningFormat, ToolCallFormat
+from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from infer_models.text.chat.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
+from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS
 from infer_models.text.detokenizer import IncrementalDetokenizer
 from infer_models.text.dummy import dummy_tokenizer, save_dummy_tokenizer
 from infer_models.text.errors import TextTooLongError
@@ -19,6 +21,7 @@ __all__ = [
     "Conversation",
     "EncodedChat",
     "IncrementalDetokenizer",
+    "ParameterFormat",
     "ReasoningFormat",
     "ReasoningState",
     "StopStringMatcher",

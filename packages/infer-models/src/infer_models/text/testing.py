@@ -119,6 +119,45 @@ GRANITE_3 = (
     "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
 )
 
+_CHATML_TURNS = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% if m.tool_calls %}"
+    "CALLS{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CHATML_TOOLS = (
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}"
+)
+
+
+def _tagged(*, calls: str, before: str = "", after: str = "", call: str, parameter: str, call_end: str) -> str:
+    """Return a template that writes the parameters of calls one by one."""
+    value = "{{ value if value is string else value | tojson }}"
+    parameters = f"{{% for name, value in call.function.arguments.items() %}}{parameter}{{% endfor %}}"
+    one = f"{{% for call in m.tool_calls %}}{call}{parameters}{call_end}{{% endfor %}}".replace("VALUE", value)
+    return _CHATML_TOOLS + f"{{# {calls} #}}" + _CHATML_TURNS.replace("CALLS", before + one + after)
+
+
+QWEN3_CODER = _tagged(
+    calls="<tool_call>\n<function=NAME>\n<parameter=PARAMETER>\nVALUE\n</parameter>",
+    call="\n<tool_call>\n<function={{ call.function.name }}>\n",
+    parameter="<parameter={{ name }}>\nVALUE\n</parameter>\n",
+    call_end="</function>\n</tool_call>",
+)
+GLM_45 = _tagged(
+    calls="<tool_call>NAME\n<arg_key>PARAMETER</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+    call="\n<tool_call>{{ call.function.name }}\n",
+    parameter="<arg_key>{{ name }}</arg_key>\n<arg_value>VALUE</arg_value>\n",
+    call_end="</tool_call>",
+)
+MINIMAX_M2 = _tagged(
+    calls='<minimax:tool_call><invoke name="NAME"><parameter name="PARAMETER">VALUE</parameter></invoke>',
+    before="\n<minimax:tool_call>\n",
+    call='<invoke name="{{ call.function.name }}">\n',
+    parameter='<parameter name="{{ name }}">VALUE</parameter>\n',
+    call_end="</invoke>\n",
+    after="</minimax:tool_call>",
+)
+
 FAMILIES = {
     "hermes": HERMES,
     "llama3_json": LLAMA_3,
@@ -128,6 +167,9 @@ FAMILIES = {
     "deepseek_v31": DEEPSEEK_V31,
     "kimi_k2": KIMI_K2,
     "granite": GRANITE_3,
+    "qwen3_coder": QWEN3_CODER,
+    "glm45": GLM_45,
+    "minimax_m2": MINIMAX_M2,
 }
 """Templates by the name of their format of tool calls; `family_tokenizer` has their tokens."""
 

@@ -56,13 +56,17 @@ class AnyOrder:
 
     def whole(self, schema: Mapping[str, Any]) -> str:
         """Return what generates a whole schema, which may have definitions."""
-        self._places = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
+        return self.part(schema, schema)
+
+    def part(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+        """Return what generates a part of the schema `root`, which may have definitions."""
+        self._places = {place: root[place] for place in ("$defs", "definitions") if place in root}
         self._definitions = {
             f"#/{place}/{name}": each for place, named in self._places.items() for name, each in named.items()
         }
-        references = _REFERENCE.findall(json.dumps(schema))
+        references = _REFERENCE.findall(json.dumps(root))
         if not self._definitions.keys() >= set(references):  # to other places than definitions: only the whole has them
-            return json_expression(dict(schema), WHITESPACE)
+            return json_expression(dict(schema) if schema is root else {}, WHITESPACE)
         return self._rule(schema)
 
     def _rule(self, schema: Any) -> str:
@@ -74,11 +78,12 @@ class AnyOrder:
         if '"$ref"' in key:
             key += json.dumps(self._places)
         if key not in self._made:
-            self._made[key] = name = self._new_name()
+            self._made[key] = name = self.new_name()
             self.rules.append(f"{name}: {self._make(own)}")
         return self._made[key]
 
-    def _new_name(self) -> str:
+    def new_name(self) -> str:
+        """Return the name of another rule."""
         self._num_names += 1
         return f"v{self._num_names}"
 
@@ -118,24 +123,23 @@ class AnyOrder:
         properties = {name: value for name, value in schema["properties"].items() if value is not False}
         required = [name for name in schema.get("required", ()) if name in properties]
         members = {name: self._member(name, value) for name, value in properties.items()}
-        counted = list(properties) if len(properties) <= MAX_COUNTED else required
-        counted = counted if len(counted) <= MAX_COUNTED else []
+        counted = counted_of(list(properties), required)
         others = [member for name, member in members.items() if name not in counted]
         if schema.get("additionalProperties", True) is not False:
             others.append(self._other_member(properties, schema.get("additionalProperties", True)))
         must = [name for name in required if name in counted]
-        sets = self._sets(counted, members, others)
+        sets = self.sets(counted, members, others)
         whole = [sets[each] for each in sets if set(must) <= set(each)]
         bodies = [f'"{{" ws {each} ws "}}"' for each in whole]
         return " | ".join([*bodies, *([] if must else ['"{" ws "}"'])])
 
-    def _sets(
-        self, counted: Sequence[str], members: Mapping[str, str], others: Iterable[str]
+    def sets(
+        self, counted: Sequence[str], members: Mapping[str, str], others: Iterable[str], between: str = 'ws "," ws'
     ) -> dict[tuple[str, ...], str]:
-        """Return the rules of at least one member, by those of `counted` that they have."""
+        """Return the rules of at least one member, with `between` between two, by those of `counted` that they have."""
         other = f"({' | '.join(others)})" if others else None
         sets = (chosen for size in range(len(counted) + 1) for chosen in combinations(counted, size))
-        names = {chosen: self._new_name() for chosen in sets if chosen or other}
+        names = {chosen: self.new_name() for chosen in sets if chosen or other}
         for chosen, rule in names.items():
             ways = []
             for name in chosen:
@@ -143,9 +147,9 @@ class AnyOrder:
                 if not rest:
                     ways.append(members[name])
                 if rest in names:
-                    ways.append(f'{names[rest]} ws "," ws {members[name]}')
+                    ways.append(f"{names[rest]} {between} {members[name]}")
             if other:
-                ways += [f'{rule} ws "," ws {other}'] + ([] if chosen else [other])
+                ways += [f"{rule} {between} {other}"] + ([] if chosen else [other])
             self.rules.append(f"{rule}: {' | '.join(ways)}")
         return names
 
@@ -156,10 +160,15 @@ class AnyOrder:
 
     def _other_member(self, properties: Iterable[str], schema: Any) -> str:
         """Return a member of any name but those of `properties`."""
-        name = self._new_name().upper()
+        name = self.new_name().upper()
         listed = "|".join(_escaped(json.dumps(each, ensure_ascii=False)[1:-1]) for each in properties)
         self.rules.append(f'{name}: /"{_ANY_STRING}"/' + (f' & ~/"({listed})"/' if listed else ""))
         return f'{name} ws ":" ws {self._rule(schema)}'
+
+
+def counted_of(names: Sequence[str], required: Sequence[str]) -> Sequence[str]:
+    """Return those of an object's properties that its grammar counts."""
+    return next((each for each in (names, required) if len(each) <= MAX_COUNTED), ())
 
 
 def _holds_objects(schema: Any) -> bool:

@@ -4,18 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import tokenizers
 
 from infer_models.text.chat.conversation import Change, Conversation
-from infer_models.text.chat.formats import (
-    REASONING_FORMATS,
-    TOOL_CALL_FORMATS,
-    ReasoningFormat,
-    ToolCallFormat,
-    reasoning_format_of,
-    tool_call_format_of,
-)
+from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from infer_models.text.chat.renderer import ChatRenderer
 from infer_models.text.chat.special_tokens import (
     MessageMarks,
@@ -27,8 +21,12 @@ from infer_models.text.chat.special_tokens import (
     visible_characters,
 )
 from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, ChatTemplateError, map_text
+from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS, tool_call_format_of
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
 from infer_models.text.slicing import change_in_slices
+
+if TYPE_CHECKING:
+    from infer_models.text.chat.call_format import ToolCallFormat
 
 # A name between punctuation, such as `<think>`, `[INST]` or `◁think▷`.
 _MARKER = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")
@@ -120,7 +118,7 @@ class ChatEncoder:
         markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, tool_template.source, *markers]
         if self.tool_call_format is not None:
-            sources += [self.tool_call_format.write(("", "")), self.tool_call_format.prefix]
+            sources += [self.tool_call_format.example(), self.tool_call_format.prefix]
         control_tokens = _control_tokens(tokenizer, "\n".join(sources))
         self._control_ids = frozenset(token.token_id for token in control_tokens)
         self._scanner = SpecialTokenScanner(control_tokens)

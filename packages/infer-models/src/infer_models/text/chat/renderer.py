@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from infer_models.text.chat.call_arguments import arguments_rewritten
+from infer_models.text.chat.call_format import ToolCallFormat
 from infer_models.text.chat.conversation import Change, Conversation
-from infer_models.text.chat.formats import TOOL_CALL_FORMATS, ToolCallFormat
 from infer_models.text.chat.open_end import up_to_open_end, with_open_end
 from infer_models.text.chat.rewriting import OF_SYSTEM, applied, climb
 from infer_models.text.chat.template import (
@@ -18,6 +18,7 @@ from infer_models.text.chat.template import (
     Message,
     Tool,
 )
+from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS
 from infer_models.text.chat.tool_prompt import complete, with_tools_as_text
 
 logger = logging.getLogger(__name__)

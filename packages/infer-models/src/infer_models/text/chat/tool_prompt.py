@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infer_models.text.chat.call_arguments import arguments_text
-from infer_models.text.chat.formats import ToolCallFormat
+from infer_models.text.chat.call_format import ToolCallFormat
 from infer_models.text.chat.template import Message, Tool, json_text
 
 
@@ -67,8 +67,7 @@ def _describe(
     tools: Sequence[Mapping[str, Any]], tool_format: ToolCallFormat, messages: list[dict[str, object]]
 ) -> None:
     functions = "\n".join(json_text(_essence(tool)) for tool in tools)
-    call = tool_format.write(("NAME", "{...}"))
-    text = f"You can call these functions:\n{functions}\nTo call one, answer with exactly this: {call}"
+    text = f"You can call these functions:\n{functions}\nTo call one, answer with exactly this: {tool_format.example()}"
     if messages and messages[0].get("role") == "system":
         messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
     else:

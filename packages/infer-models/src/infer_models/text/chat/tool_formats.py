@@ -1,106 +1,8 @@
-"""The formats in which models write reasoning and tool calls, and the search for those of a chat template."""
+"""The formats in which models write tool calls, and the search for that of a chat template."""
 
 import re
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningFormat:
-    """The texts between which a model thinks before it answers; each may be one token of its own.
-
-    Attributes:
-        name: name in the configuration.
-        begin: before the reasoning, written by the prompt or by the model, or by neither.
-        end: after it.
-        channels: further texts around the messages of an answer that comes in channels, of which one is for reasoning;
-            empty in other formats.
-    """
-
-    name: str
-    begin: str
-    end: str
-    channels: tuple[str, ...] = ()
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The texts that are one token in vocabularies of this format, if they have it."""
-        return self.channels or (self.begin, self.end)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallFormat:
-    """The texts around a tool call. White space in them stands for any little white space, or none.
-
-    ```
-    begin  call_begin NAME before_arguments ARGUMENTS call_end  separator  call_begin ... call_end  end
-    ```
-
-    Arguments are a JSON object.
-
-    Attributes:
-        name: name in the configuration.
-        trigger: the beginning of `begin + call_begin`, which no text but a call contains.
-        is_anywhere: text may come before the first call; otherwise an answer is all text or all calls.
-        call_begin: before the name.
-        before_arguments: between the name and the JSON object of the arguments.
-        call_end: after the arguments.
-        begin: before the first call.
-        separator: between two calls.
-        end: after the last call.
-        prefix: a text without a meaning that some models write first.
-        tokens: the texts in these that are one token in vocabularies of this format, if they have it; left out: as in
-            `markers`.
-        is_numbered: a colon and the number of the call, counted over the conversation, come after the name. Templates
-            take both from the ids of calls.
-    """
-
-    name: str
-    trigger: str
-    is_anywhere: bool
-    call_begin: str
-    before_arguments: str
-    call_end: str
-    begin: str = ""
-    separator: str = ""
-    end: str = ""
-    prefix: str = ""
-    tokens: tuple[str, ...] = ()
-    is_numbered: bool = False
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The texts that are one token in vocabularies of this format, if they have it."""
-        if self.tokens:
-            return self.tokens
-        return tuple(text for text in (self.trigger, self.prefix, self.before_arguments) if text and '"' not in text)
-
-    def write(self, *calls: tuple[str, str]) -> str:
-        """Return the calls of one answer, each a name and its arguments."""
-        texts = []
-        for index, (name, arguments) in enumerate(calls):
-            number = f":{index}" if self.is_numbered else ""
-            texts.append(f"{self.call_begin}{name}{number}{self.before_arguments}{arguments}{self.call_end}")
-        return self.begin + self.separator.join(texts) + self.end
-
-
-REASONING_FORMATS = {
-    each.name: each
-    for each in (
-        # DeepSeek R1 and its distillations, Qwen 3, SmolLM 3, Granite 3.3, GLM 4.5, MiniMax M2, Kimi K2, Phi 4
-        ReasoningFormat(name="think", begin="<think>", end="</think>"),
-        ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]"),  # Magistral
-        ReasoningFormat(name="seed", begin="<seed:think>", end="</seed:think>"),  # Seed-OSS
-        ReasoningFormat(name="kimi", begin="◁think▷", end="◁/think▷"),  # Kimi-VL
-        ReasoningFormat(name="exaone", begin="<thought>", end="</thought>"),  # EXAONE Deep
-        ReasoningFormat(name="cohere", begin="<|START_THINKING|>", end="<|END_THINKING|>"),  # Command A Reasoning
-        ReasoningFormat(  # gpt-oss
-            name="harmony",
-            begin="<|channel|>analysis<|message|>",
-            end="<|end|>",
-            channels=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
-        ),
-    )
-}
+from infer_models.text.chat.call_format import ParameterFormat, ToolCallFormat
 
 _DEEPSEEK_WORDS = ("tool▁calls▁begin", "tool▁call▁begin", "tool▁sep", "tool▁call▁end", "tool▁calls▁end")
 _DEEPSEEK_TOKENS = tuple(f"<\uff5c{word}\uff5c>" for word in _DEEPSEEK_WORDS)  # with bars of full width
@@ -120,6 +22,60 @@ def _json_list(*, name: str, begin: str, end: str, tokens: tuple[str, ...]) -> T
         separator=", ",
         end=f"]{end}",
         tokens=tokens,
+    )
+
+
+def _tagged(
+    *,
+    name: str,
+    call_begin: str,
+    before_arguments: str,
+    parameters: ParameterFormat,
+    call_end: str,
+    tokens: tuple[str, ...],
+    begin: str = "",
+    separator: str = "",
+    end: str = "",
+    wrapper: str = "",
+) -> ToolCallFormat:
+    """Return a format in which each parameter has tags around it."""
+    return ToolCallFormat(
+        name=name,
+        trigger=(begin or wrapper or call_begin).strip(),
+        is_anywhere=True,
+        begin=begin,
+        call_begin=call_begin,
+        before_arguments=before_arguments,
+        parameters=parameters,
+        call_end=call_end,
+        separator=separator,
+        end=end,
+        wrapper=wrapper,
+        tokens=tokens,
+    )
+
+
+_LINES = ParameterFormat(begin="<parameter=", name_end=">", end="</parameter>", own_lines=True)
+_DSML = "\uff5cDSML\uff5c"  # with bars of full width
+
+
+def _dsml(*, name: str, calls: str) -> ToolCallFormat:
+    """Return DeepSeek's format in which `calls` is the name of the outer tag."""
+    return _tagged(
+        name=name,
+        begin=f"<{_DSML}{calls}>\n",
+        call_begin=f'<{_DSML}invoke name="',
+        before_arguments='">\n',
+        parameters=ParameterFormat(
+            begin=f'<{_DSML}parameter name="',
+            name_end='" string="true">',
+            json_name_end='" string="false">',
+            end=f"</{_DSML}parameter>",
+        ),
+        call_end=f"</{_DSML}invoke>",
+        separator="\n",
+        end=f"\n</{_DSML}{calls}>",
+        tokens=(_DSML,),
     )
 
 
@@ -229,6 +185,51 @@ TOOL_CALL_FORMATS = {
             separator="\n",
             tokens=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
         ),
+        _tagged(  # Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
+            name="qwen3_coder",
+            call_begin="<tool_call>\n<function=",
+            before_arguments=">\n",
+            parameters=_LINES,
+            call_end="</function>\n</tool_call>",
+            wrapper="<tool_call>",
+            separator="\n",
+            tokens=("<tool_call>", "</tool_call>"),
+        ),
+        _tagged(
+            name="seed_oss",
+            call_begin="<seed:tool_call>\n<function=",
+            before_arguments=">\n",
+            parameters=_LINES,
+            call_end="</function>\n</seed:tool_call>",
+            wrapper="<seed:tool_call>",
+            separator="\n",
+            tokens=("<seed:tool_call>", "</seed:tool_call>"),
+        ),
+        _tagged(  # GLM 4.5 to 4.7, GLM 5
+            name="glm45",
+            call_begin="<tool_call>",
+            before_arguments="\n",
+            parameters=ParameterFormat(begin="<arg_key>", name_end="</arg_key>\n<arg_value>", end="</arg_value>"),
+            call_end="</tool_call>",
+            separator="\n",
+            tokens=(
+                *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"),
+                *("<arg_value>", "</arg_value>"),
+            ),
+        ),
+        _tagged(  # MiniMax M2 to M2.7
+            name="minimax_m2",
+            begin="<minimax:tool_call>\n",
+            call_begin='<invoke name="',
+            before_arguments='">\n',
+            parameters=ParameterFormat(begin='<parameter name="', name_end='">', end="</parameter>"),
+            call_end="</invoke>",
+            separator="\n",
+            end="\n</minimax:tool_call>",
+            tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
+        ),
+        _dsml(name="deepseek_v32", calls="function_calls"),
+        _dsml(name="deepseek_v4", calls="tool_calls"),
         ToolCallFormat(  # for templates that know no tools
             name="json",
             trigger='{"name": "',
@@ -241,37 +242,25 @@ TOOL_CALL_FORMATS = {
     )
 }
 
-
-def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
-    """Return the format whose marks the template writes or looks for; None where there are none.
-
-    Many templates write the beginning alone, at the end of a prompt.
-    """
-    formats = REASONING_FORMATS.values()
-    return next((each for each in formats if any(mark in template_source for mark in _signs(each))), None)
-
-
-def _signs(reasoning: ReasoningFormat) -> tuple[str, ...]:
-    """Return the texts of which each says that a template is for this format."""
-    return ("<|channel|>",) if reasoning.channels else (reasoning.begin, reasoning.end)
-
-
 _SIGNS = (
-    ("<function=", None),  # Qwen3-Coder
-    ("<arg_key>", None),  # GLM 4.5
-    ("<invoke name=", None),  # MiniMax M2
-    ("DSML\uff5c", None),  # DeepSeek V3.2
+    ("<parameter=", "qwen3_coder"),
+    ("<arg_key>", "glm45"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    (f"{_DSML}function_calls", "deepseek_v32"),
+    (_DSML, "deepseek_v4"),
     (_CALLS_BEGIN, "deepseek_v31"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|plugin|>", "internlm"),
     ("<tool_calls>", "minimax_m1"),
     ("<|tool_call|>", "granite"),
     ("functools[", "phi4_mini"),
+    ("<function=", None),  # Llama 3.1's own, with JSON in it
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
 )
-"""Texts of templates, the first of which says the format; None: arguments that are no JSON, which are not read."""
+"""Texts of templates, the first of which says the format; None: one that is not read."""
 _VARIANTS = {
+    "qwen3_coder": (re.compile("<seed:tool_call>"), "seed_oss"),
     "deepseek_v31": (re.compile("```json"), "deepseek_v3"),
     "minimax_m1": (re.compile(r"<tool_calls>(\s|\\n)*\["), "jamba"),
     "mistral": (re.compile(r"\[ARGS\]"), "mistral_args"),

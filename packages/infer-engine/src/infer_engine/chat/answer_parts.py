@@ -1,0 +1,52 @@
+"""`AnswerParts`: the parts of an answer as they become known, without the white space between them."""
+
+from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta
+
+
+class AnswerParts:
+    """Collects deltas. White space at the end of a part waits until more of its text follows."""
+
+    __slots__ = ("_blanks", "_deltas", "_drops_blanks")
+
+    def __init__(self) -> None:
+        """Begin with no part."""
+        self._deltas: list[AnswerDelta] = []
+        self._blanks: list[str] = []
+        self._drops_blanks = False  # at the beginning of a part
+
+    def take(self) -> list[AnswerDelta]:
+        """Return what has come since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def append(self, delta: AnswerDelta) -> None:
+        """Add a delta that is no text of a part."""
+        self._deltas.append(delta)
+
+    def put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
+        """Add text to the current part."""
+        if text and not self._blanks and not self._drops_blanks and not text[-1].isspace():  # as most is
+            self._deltas.append(kind(text))
+            return
+        visible = text.rstrip()
+        if not visible:
+            if text:
+                self._blanks.append(text)
+            return
+        end = text[len(visible) :]
+        if self._drops_blanks:
+            visible, self._drops_blanks = visible.lstrip(), False
+        elif self._blanks:
+            visible = "".join((*self._blanks, visible))
+        self._deltas.append(kind(visible))
+        self._blanks = [end] if end else []
+
+    def end_part(self) -> None:
+        """Drop the white space at the end of a part and at the beginning of the next one."""
+        self._blanks = []
+        self._drops_blanks = True
+
+    def end_content(self) -> None:
+        """Add the white space with which the answer ends."""
+        if self._blanks and not self._drops_blanks:
+            self._deltas.append(ContentDelta("".join(self._blanks)))

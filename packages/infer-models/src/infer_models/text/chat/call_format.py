@@ -1,0 +1,121 @@
+"""`ToolCallFormat`: how a model writes tool calls."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterFormat:
+    """The texts around the arguments of a call that are written one by one, each with its name.
+
+    ```
+    begin NAME name_end VALUE end
+    ```
+
+    A value that is a text is written as it is, any other one as JSON. Which of them it is, is in the tool's schema; in
+    some formats the mark before it says so too. An `end` behind which neither another parameter nor the end of the call
+    follows belongs to the text.
+
+    Attributes:
+        begin: before the name.
+        name_end: between the name and a value that is a text.
+        json_name_end: between the name and any other value; left out: `name_end`.
+        end: after the value.
+        own_lines: a value is on lines of its own: a line break at each of its ends is no part of it.
+    """
+
+    begin: str
+    name_end: str
+    json_name_end: str = ""
+    end: str
+    own_lines: bool = False
+
+    def write(self, arguments: str) -> str:
+        """Return arguments, which are a JSON object; any other text is written as one parameter."""
+        return "".join(self._write_one(name, value) for name, value in _members(arguments).items())
+
+    def _write_one(self, name: str, value: object) -> str:
+        line_break = "\n" if self.own_lines else ""
+        is_text = isinstance(value, str)
+        name_end = self.name_end if is_text or not self.json_name_end else self.json_name_end
+        written = value if is_text else json.dumps(value, ensure_ascii=False)
+        return f"{self.begin}{name}{name_end}{line_break}{written}{line_break}{self.end}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallFormat:
+    """The texts around a tool call. White space in them stands for any little white space, or none.
+
+    ```
+    begin  call_begin NAME before_arguments ARGUMENTS call_end  separator  call_begin ... call_end  end
+    ```
+
+    Arguments are a JSON object, or `parameters` says otherwise; then they go up to the first text of `call_end`.
+
+    Attributes:
+        name: name in the configuration.
+        trigger: the beginning of `begin + call_begin`, which no text but a call contains.
+        is_anywhere: text may come before the first call; otherwise an answer is all text or all calls.
+        call_begin: before the name.
+        before_arguments: between the name and the arguments.
+        call_end: after the arguments.
+        begin: before the first call.
+        separator: between two calls.
+        end: after the last call.
+        prefix: a text without a meaning that some models write first.
+        wrapper: the beginning of `call_begin` that some models leave out; what is left is a trigger too.
+        tokens: the texts in these that are one token in vocabularies of this format, if they have it; left out: as in
+            `markers`.
+        is_numbered: a colon and the number of the call, counted over the conversation, come after the name. Templates
+            take both from the ids of calls.
+        parameters: how arguments are written that are not a JSON object.
+    """
+
+    name: str
+    trigger: str
+    is_anywhere: bool
+    call_begin: str
+    before_arguments: str
+    call_end: str
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+    prefix: str = ""
+    wrapper: str = ""
+    tokens: tuple[str, ...] = ()
+    is_numbered: bool = False
+    parameters: ParameterFormat | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that are one token in vocabularies of this format, if they have it."""
+        if self.tokens:
+            return self.tokens
+        return tuple(text for text in (self.trigger, self.prefix, self.before_arguments) if text and '"' not in text)
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """The texts with which calls begin."""
+        return (self.trigger, self.call_begin.removeprefix(self.wrapper).lstrip()) if self.wrapper else (self.trigger,)
+
+    def write(self, *calls: tuple[str, str]) -> str:
+        """Return the calls of one answer, each a name and its arguments as JSON."""
+        texts = []
+        for index, (name, arguments) in enumerate(calls):
+            number = f":{index}" if self.is_numbered else ""
+            written = arguments if self.parameters is None else self.parameters.write(arguments)
+            texts.append(f"{self.call_begin}{name}{number}{self.before_arguments}{written}{self.call_end}")
+        return self.begin + self.separator.join(texts) + self.end
+
+    def example(self) -> str:
+        """Return a call with words in the places of its parts."""
+        return self.write(("NAME", "{...}" if self.parameters is None else '{"PARAMETER": "VALUE"}'))
+
+
+def _members(arguments: str) -> dict[str, Any]:
+    try:
+        members = json.loads(arguments)
+    except ValueError:
+        members = None
+    return members if isinstance(members, dict) else {"arguments": arguments}
