@@ -54,6 +54,8 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "routing_policy": "prefix",
     "tool_call_format": "auto",
     "reasoning_format": "auto",
+    "reasoning_budget": -1,
+    "reasoning_budget_message": "",
     "generation_config": "auto",
     "structured_output_whitespace": "compact",
 }
@@ -79,6 +81,7 @@ REQUEST: dict[str, Any] = {
     "logprobs": None,
     "prompt_logprobs": None,
     "n": 1,
+    "thinking_token_budget": None,
     "structured_outputs": None,
 }
 SERVER: dict[str, Any] = {

@@ -40,6 +40,8 @@ WORDS: dict[str, tuple[str, Any]] = {
     "routing_policy": ("random", "random"),
     "tool_call_format": ("hermes", "hermes"),
     "reasoning_format": ("none", "none"),
+    "reasoning_budget": ("256", 256),
+    "reasoning_budget_message": ("So:\n", "So:\n"),
     "generation_config": ("vllm", "vllm"),
     "structured_output_whitespace": ("any", "any"),
 }

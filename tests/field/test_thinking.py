@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_engine import LLM, SamplingParams, Tool
+from infer_engine import LLM, SamplingParams, StructuredOutputs, Tool
 from infer_engine.frontend.completion import Completion
+from infer_engine.protocol import InvalidRequestError
 from infer_models.testing import save_scripted
+from infer_models.text import Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -139,3 +141,92 @@ def test_a_stream_has_sent_thinking_that_only_ends_but_not_its_mark(
     blocks = closing.post("/v1/messages", json=body).json()["content"]
     assert [block["type"] for block in blocks] == ["thinking", "text"]
     assert blocks[1]["text"] == "It is blue."
+
+
+THOUGHT = ["<think>", "one ", "two ", "three ", "four", "</think>", "\n\nYes", "."]
+
+
+def load(folder: Path, script: list[str], chat_template: str = "", **how: Any) -> LLM:
+    engine = {name: how.pop(name) for name in ("reasoning_budget", "reasoning_budget_message") if name in how}
+    save_scripted(folder, script, chat_template=chat_template or template(names=THINK), **how)
+    return LLM(str(folder), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False, **engine)
+
+
+def answer(llm: LLM, **params: Any) -> Completion:
+    chat = {name: params.pop(name) for name in ("tools", "tool_choice") if name in params}
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": 60} | params)
+    [completion] = llm.chat([{"role": "user", "content": "x"}], sampling, use_tqdm=False, **chat)
+    return completion
+
+
+# Blaizzy/mlx-vlm#1911, #1819: only thinking that the template opens was limited
+# mlx-node/mlx-node#41: a budget of 0 was one of 1
+@pytest.mark.covers("structured-tools-agents/thinking-budget")
+@pytest.mark.parametrize(
+    ("opened", "kind"),
+    [
+        *(("", kind) for kind in ("special_tokens", "added_tokens")),
+        *(("<think>\n", kind) for kind in ("special_tokens", "added_tokens", "spelled")),
+    ],
+)
+def test_thinking_has_as_many_tokens_as_it_may_have(opened: str, kind: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {} if kind == "spelled" else {kind: ["<think>", "</think>"]}
+    script = THOUGHT[1:] if opened else THOUGHT
+    llm = load(tmp_path / "m", script, template(opened=opened, names=THINK), **how)
+    for budget, thought in ((0, ""), (1, "one"), (3, "one two three"), (4, "one two three four"), (9, None)):
+        found = answer(llm, thinking_token_budget=budget)
+        if thought is None:
+            assert found.token_ids == answer(llm).token_ids
+        elif kind == "spelled":  # behind other tokens than its own the script begins again
+            assert found.reasoning == thought
+        else:
+            assert (found.reasoning, found.text) == (thought, "Yes.")
+
+
+def test_the_engine_has_a_budget_for_requests_that_do_not_say_theirs(tmp_path: Path) -> None:
+    llm = load(tmp_path / "m", THOUGHT, special_tokens=["<think>", "</think>"], reasoning_budget=2)
+    assert answer(llm).reasoning == "one two"
+    assert answer(llm, thinking_token_budget=3).reasoning == "one two three"
+    assert answer(llm, thinking_token_budget=-1).reasoning == "one two three four"
+
+
+def test_what_is_said_at_the_limit_is_thinking(tmp_path: Path) -> None:
+    marks = ["<think>", "</think>"]
+    llm = load(
+        tmp_path / "m", THOUGHT, special_tokens=marks, reasoning_budget=2, reasoning_budget_message="... enough!\n"
+    )
+    found = answer(llm)
+    assert (found.reasoning, found.text) == ("one two ... enough!", "Yes.")
+
+
+# what follows thinking that was cut is as strict as ever
+def test_calls_and_schemas_follow_thinking_that_was_ended(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    tool = Tool(name="count", parameters=schema)
+    call = ['<tool_call>\n{"name": "count", "arguments": ', '{"n": 3}', "}\n</tool_call>"]
+    marks: dict[str, Any] = {"special_tokens": ["<think>", "</think>"]}
+    names = template(names=THINK + " <tool_call>") + "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    llm = load(tmp_path / "calls", ["<think>", "one ", "two ", "</think>", *call], names, **marks)
+    for choice in ("auto", "required"):
+        found = answer(llm, thinking_token_budget=1, tools=[tool], tool_choice=choice)
+        assert (found.reasoning, [each.name for each in found.tool_calls]) == ("one", ["count"])
+        assert json.loads(found.tool_calls[0].arguments) == {"n": 3}
+    text = load(tmp_path / "text", ["<think>", "one ", "two ", "</think>", '{"n": ', "7", "}"], **marks)
+    found = answer(text, thinking_token_budget=1, structured_outputs=StructuredOutputs(json=schema))
+    assert (found.reasoning, json.loads(found.text)) == ("one", {"n": 7})
+
+
+def test_an_answer_in_channels_goes_on_with_the_final_one(tmp_path: Path) -> None:
+    script = ["<|channel|>", "analysis", "<|message|>", "one ", "two ", "three", "<|end|>"]
+    llm = load(tmp_path / "m", script, CHANNELS, special_tokens=CHANNEL_MARKS)
+    found = answer(llm, thinking_token_budget=2, max_tokens=30)
+    assert found.reasoning == "one two "
+    text = Tokenizer.from_folder(tmp_path / "m").decode(found.token_ids, skip_special_tokens=False)
+    assert "one two <|end|><|start|>assistant<|channel|>final<|message|>" in text
+
+
+def test_a_budget_beside_a_list_of_tokens_is_refused(tmp_path: Path) -> None:
+    llm = load(tmp_path / "m", THOUGHT, reasoning_budget=1)
+    answer(llm, allowed_token_ids=(5, 6), max_tokens=2)
+    with pytest.raises(InvalidRequestError, match="`thinking_token_budget` cannot be kept beside"):
+        answer(llm, allowed_token_ids=(5, 6), thinking_token_budget=1)

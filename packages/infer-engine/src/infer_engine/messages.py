@@ -31,6 +31,26 @@ class CallHeads(msgspec.Struct, frozen=True, kw_only=True):
     shown_ids: tuple[int, ...] = ()
 
 
+class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells the core when the thinking of an answer must end, and with which tokens.
+
+    Attributes:
+        reasoning_format: how the model writes reasoning.
+        reasoning_state: where the prompt leaves off.
+        max_tokens: tokens of thinking after which it must end.
+        end_token_ids: tokens of what is said then and of the mark of the end, at least one.
+        begin_token_id: the token that begins thinking, if it is one.
+        shown_ids: special tokens that have a text in answers.
+    """
+
+    reasoning_format: ReasoningFormat
+    reasoning_state: ReasoningState
+    max_tokens: int
+    end_token_ids: list[int]
+    begin_token_id: int | None = None
+    shown_ids: tuple[int, ...] = ()
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Queue one sequence. The frontend has checked it: ids in the vocabulary, prompt plus `max_tokens` in the context.
 
@@ -48,6 +68,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
         banned_sequences: sequences of tokens that must not be generated: the request's `bad_words`.
         call_heads: where the grammar begins: it is that of arguments, which follow these heads; None: at the beginning.
+        thinking_limit: when the thinking of its answer must end; None: when the model ends it.
         message_starts: positions of the prompt at which messages of a conversation may begin, ascending: a later prompt
             may differ from there on.
         generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
@@ -65,6 +86,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grammar: str | None = None
     banned_sequences: list[list[int]] = []
     call_heads: CallHeads | None = None
+    thinking_limit: ThinkingLimit | None = None
     message_starts: list[int] = []
     generated_token_ids: list[int] = []
 

@@ -15,6 +15,7 @@ from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from infer_engine.chat.call_constraint import CallConstraint
+    from infer_engine.chat.thinking_constraint import ThinkingConstraint
     from infer_engine.structured.allowed_tokens import AllowedTokens
     from infer_engine.structured.constraint import TokenConstraint
 
@@ -103,7 +104,7 @@ class Request:
         arrival: int,
         arrival_step: int = 0,
         block_hashes: BlockHashes | None = None,
-        constraint: "TokenConstraint | CallConstraint | AllowedTokens | None" = None,
+        constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
         self.request_id = submission.request_id

@@ -238,6 +238,15 @@ async def test_thinking_is_switched_by_a_variable_of_the_template(thinking: obje
     assert (await prompt_for(thinking=thinking)).template_kwargs == variables
 
 
+@pytest.mark.covers("structured-tools-agents/thinking-budget")
+async def test_a_budget_of_thinking_reaches_the_engine() -> None:
+    engine = FakeEngine()
+    for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
+        assert (await post(engine, thinking=thinking)).status_code == 200
+    assert [request.params.thinking_token_budget for request in engine.requests] == [1024, None]
+    assert "`thinking.budget_tokens`" in await refusal_of(thinking={"type": "enabled", "budget_tokens": -5})
+
+
 @pytest.mark.parametrize(
     ("body", "variables"),
     [

@@ -32,7 +32,7 @@ VALUES = {
     "seed": 3,
     "n": 2,
 }
-OTHER_FORMS = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs"}
+OTHER_FORMS = {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs", "thinking_token_budget"}
 BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     CompletionBody: {"prompt": "x"},
     ChatBody: {"messages": [{"role": "user", "content": "x"}]},

@@ -92,9 +92,32 @@ async def test_reasoning_is_switched_by_variables_of_the_template(
     assert prompt.template_kwargs == variables
 
 
+BUDGETS: list[tuple[dict[str, Any], int | None]] = [
+    ({}, None),
+    ({"thinking_token_budget": 0}, 0),
+    ({"thinking_budget": 7}, 7),
+    ({"reasoning_budget": -1}, -1),
+    ({"reasoning": {"max_tokens": 9}}, 9),
+    ({"thinking": {"type": "enabled", "budget_tokens": 5}}, 5),
+    ({"thinking_token_budget": 4, "reasoning_budget": 5}, 4),
+]
+
+
+@pytest.mark.covers("structured-tools-agents/thinking-budget")
+@pytest.mark.parametrize(("body", "budget"), BUDGETS, ids=str)
+async def test_a_budget_of_thinking_has_the_names_of_other_servers(body: dict[str, Any], budget: int | None) -> None:
+    engine = FakeEngine()
+    assert (await post(engine, **body)).status_code == 200
+    assert engine.requests[0].params.thinking_token_budget == budget
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_effort": "x" * 21}, "reasoning_effort"),
     ({"reasoning_effort": ""}, "reasoning_effort"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"thinking_token_budget": "x"}, "thinking_token_budget"),
+    ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -2}}, "thinking.budget_tokens"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
     ({"messages": [HI[0] | {"reasoning": "x"}]}, "messages[0].reasoning"),
 ]

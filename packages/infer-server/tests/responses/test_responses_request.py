@@ -160,6 +160,11 @@ async def test_reasoning_is_switched_by_variables_of_the_template(
     assert (await prompt_of(**body)).template_kwargs == variables
 
 
+async def test_a_budget_of_thinking_reaches_the_engine() -> None:
+    assert (await request_of(thinking_token_budget=5)).params.thinking_token_budget == 5
+    assert (await request_of()).params.thinking_token_budget is None
+
+
 WITHOUT_EFFECT: dict[str, Any] = {
     "store": True,
     "include": ["reasoning.encrypted_content"],

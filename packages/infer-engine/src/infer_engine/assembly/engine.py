@@ -92,4 +92,11 @@ def assemble_engine(
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
     """Return the input processor for the core that `info` describes."""
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, has_states=info.num_state_slots > 0)
-    return InputProcessor(tokenizer, limits, seed=config.seed, whitespace=config.structured_output_whitespace)
+    return InputProcessor(
+        tokenizer,
+        limits,
+        seed=config.seed,
+        whitespace=config.structured_output_whitespace,
+        reasoning_budget=config.reasoning_budget,
+        reasoning_budget_message=config.reasoning_budget_message,
+    )

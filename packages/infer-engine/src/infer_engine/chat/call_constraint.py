@@ -10,12 +10,10 @@ model writes outside of arguments is what it would write without tools.
 import codecs
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from infer_engine.chat.parsers import parser_of_calls
 from infer_engine.chat.tool_selection import selection_of
 from infer_engine.messages import CallHeads
+from infer_engine.structured.bitmasks import Bitmask, all_tokens, without
 from infer_engine.structured.constraint import TokenConstraint
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class CallConstraint:
         self._beginning = matcher
         self._call_number = 0
         self._arguments: TokenConstraint | None = None
-        self._foreseen: npt.NDArray[np.int32] | None = None
+        self._foreseen: Bitmask | None = None
         self._has_looked_ahead = False
 
     @property
@@ -46,7 +44,7 @@ class CallConstraint:
         """Whether the last call that the answer may have is complete."""
         return self._parser.is_over
 
-    def mask(self) -> npt.NDArray[np.int32] | None:
+    def mask(self) -> Bitmask | None:
         """Return the tokens that may come next, as `TokenConstraint.mask`; None: all.
 
         Raises:
@@ -64,7 +62,7 @@ class CallConstraint:
         if self._arguments is not None:
             self._arguments.consume(token_id)
         self._foreseen, self._has_looked_ahead = None, False
-        self._parser.add(self._decoder.decode(self._text_bytes(token_id)))
+        self._parser.add(self._decoder.decode(self._vocabulary.text_bytes(token_id, self._shown_ids)))
         callee = self._parser.callee
         if callee is None:
             self._arguments = None
@@ -72,11 +70,6 @@ class CallConstraint:
             self._call_number = self._parser.call_number
             pending, _ = self._decoder.getstate()
             self._arguments = self._begin(callee, self._parser.begun.encode() + pending)
-
-    def _text_bytes(self, token_id: int) -> bytes:
-        is_hidden = token_id in self._vocabulary.special_ids and token_id not in self._shown_ids
-        tokens = self._vocabulary.tokens
-        return b"" if is_hidden or token_id >= len(tokens) else tokens[token_id]
 
     def _begin(self, tool_name: str, begun: bytes) -> TokenConstraint | None:
         """Return the constraint of arguments of which the token that ended the head had the beginning.
@@ -92,7 +85,7 @@ class CallConstraint:
             return None
         return TokenConstraint(matcher, vocab_size=self._vocabulary.tokenizer.vocab_size)
 
-    def _look_ahead(self) -> npt.NDArray[np.int32] | None:
+    def _look_ahead(self) -> Bitmask | None:
         """Return a mask of all tokens but those that would begin the arguments of a strict tool in a wrong way.
 
         Few tokens hold the end of a head and more than the beginning of any arguments. None: there are none of these.
@@ -101,16 +94,12 @@ class CallConstraint:
             return None
         wrong = []
         for token_id in self._vocabulary.tags_begun if self._has_tags else self._vocabulary.objects_begun:
-            found = self._parser.foresee(self._text_bytes(token_id).decode(errors="replace"))
+            text = self._vocabulary.text_bytes(token_id, self._shown_ids).decode(errors="replace")
+            found = self._parser.foresee(text)
             if (
                 found is not None
                 and found[0] in self._strict_names
                 and self._begin(found[0], found[1].encode()) is None
             ):
                 wrong.append(token_id)
-        if not wrong:
-            return None
-        mask = np.full(-(-self._vocabulary.tokenizer.vocab_size // 32), -1, np.int32)
-        for token_id in wrong:
-            mask[token_id // 32] &= np.int32(~(1 << (token_id % 32)) if token_id % 32 < 31 else 0x7FFFFFFF)
-        return mask
+        return without(wrong, all_tokens(self._vocabulary.tokenizer.vocab_size)) if wrong else None

@@ -67,6 +67,11 @@ class ChannelParser:
         self.is_over = False
 
     @property
+    def may_begin_reasoning(self) -> bool:
+        """Whether reasoning may begin in the text that comes next; it may in any later message."""
+        return not self.is_reasoning
+
+    @property
     def is_waiting(self) -> bool:
         """Whether text was held back, as that of a header is before it is whole."""
         return bool(self._held)

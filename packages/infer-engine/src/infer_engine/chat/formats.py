@@ -10,6 +10,7 @@ from infer_engine.chat.channel_parser import ChannelParser
 from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.chat.parsers import parser_of_calls
+from infer_engine.messages import ThinkingLimit
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
 from infer_models.text import TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
@@ -72,6 +73,30 @@ class ChatFormats:
             must_call=tool_call_format is not None and prompt.tool_choice == "required",
             shown_ids=self._marker_ids(tool_call_format),
             parameter_types=ParameterTypes(prompt.tools),
+        )
+
+    def thinking_limit(self, form: AnswerForm, *, max_tokens: int, message: str, is_free: bool) -> ThinkingLimit | None:
+        """Return the limit of `max_tokens` of thinking; None where the answer has none, or its end cannot be forced.
+
+        Args:
+            form: what the answer may look like.
+            max_tokens: most tokens of thinking.
+            message: what is said before the end of thinking that is forced.
+            is_free: no grammar holds the whole answer.
+        """
+        reasoning = form.reasoning_format
+        if reasoning is None or not (is_free or form.thinks):
+            return None
+        end = reasoning.end + ("<|start|>assistant<|channel|>final<|message|>" if reasoning.channels else "")
+        encode = self._tokenizer.encode
+        begin_ids = encode(reasoning.begin, add_special_tokens=False)
+        return ThinkingLimit(
+            reasoning_format=reasoning,
+            reasoning_state=form.reasoning_state,
+            max_tokens=max_tokens,
+            end_token_ids=[*encode(message, add_special_tokens=False), *encode(end, add_special_tokens=False)],
+            begin_token_id=begin_ids[0] if len(begin_ids) == 1 else None,
+            shown_ids=tuple(sorted(form.shown_ids)),
         )
 
     def parser(self, form: AnswerForm, *, is_free: bool) -> AnswerParser | ChannelParser | None:

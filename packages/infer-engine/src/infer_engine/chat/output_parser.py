@@ -117,6 +117,11 @@ class AnswerParser:
             self._begin_reasoning()
 
     @property
+    def may_begin_reasoning(self) -> bool:
+        """Whether reasoning may begin in the text that comes next."""
+        return self._step == self._read_beginning
+
+    @property
     def is_waiting(self) -> bool:
         """Whether text was held back, as that of a head is before it is whole."""
         return bool(self._held)

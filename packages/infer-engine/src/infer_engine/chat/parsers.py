@@ -3,7 +3,7 @@
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.channel_parser import ChannelParser
 from infer_engine.chat.output_parser import AnswerParser
-from infer_engine.messages import CallHeads
+from infer_engine.messages import CallHeads, ThinkingLimit
 
 
 def parser_of_calls(heads: CallHeads, parameter_types: ParameterTypes | None = None) -> AnswerParser | ChannelParser:
@@ -18,3 +18,10 @@ def parser_of_calls(heads: CallHeads, parameter_types: ParameterTypes | None = N
         max_calls=heads.max_calls,
         parameter_types=parameter_types,
     )
+
+
+def parser_of_reasoning(limit: ThinkingLimit) -> AnswerParser | ChannelParser:
+    """Return the parser of an answer of which nothing but its thinking matters."""
+    if limit.reasoning_format.channels:
+        return ChannelParser()
+    return AnswerParser(reasoning_format=limit.reasoning_format, state=limit.reasoning_state, may_lack_begin=False)

@@ -8,13 +8,14 @@ from infer_engine.structured.errors import GrammarError
 
 if TYPE_CHECKING:
     from infer_engine.chat.call_constraint import CallConstraint
+    from infer_engine.chat.thinking_constraint import ThinkingConstraint
     from infer_engine.structured.allowed_tokens import AllowedTokens
     from infer_engine.structured.constraint import TokenConstraint
 
 
 def make_constraint(
     message: Submit, grammars: GrammarCompiler | None
-) -> "TokenConstraint | CallConstraint | AllowedTokens | None":
+) -> "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None":
     """Return the constraint of `message`, at its beginning; None allows all tokens.
 
     Raises:
@@ -24,12 +25,23 @@ def make_constraint(
         from infer_engine.structured.allowed_tokens import AllowedTokens  # noqa: PLC0415 - numpy: only when used
 
         return AllowedTokens(message.params.allowed_token_ids)
-    if message.grammar is None:
+    if message.grammar is None and message.thinking_limit is None:
         return None
     if grammars is None:
         raise GrammarError("this core compiles no grammars")
+    inner = None if message.grammar is None else _constraint_of_grammar(message, message.grammar, grammars)
+    if message.thinking_limit is None:
+        return inner
+    from infer_engine.chat.thinking_constraint import ThinkingConstraint  # noqa: PLC0415 - as above
+
+    return ThinkingConstraint(message.thinking_limit, grammars.vocabulary(), inner)
+
+
+def _constraint_of_grammar(
+    message: Submit, grammar: str, grammars: GrammarCompiler
+) -> "TokenConstraint | CallConstraint":
     if message.call_heads is not None:
         from infer_engine.chat.call_constraint import CallConstraint  # noqa: PLC0415 - as above
 
-        return CallConstraint(message.call_heads, *grammars.matcher(message.grammar))
-    return grammars.constraint(message.grammar)
+        return CallConstraint(message.call_heads, *grammars.matcher(grammar))
+    return grammars.constraint(grammar)

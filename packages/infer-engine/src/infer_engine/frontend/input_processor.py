@@ -14,9 +14,10 @@ from msgspec import structs
 
 from infer_engine.chat.formats import ChatFormats
 from infer_engine.chat.output_form import AnswerForm
+from infer_engine.frontend.answer_limits import grammar_of, thinking_budget
 from infer_engine.frontend.output_processor import OutputProcessor, PromptOnlyProcessor
 from infer_engine.frontend.stop_rules import StopRules, stop_rules
-from infer_engine.messages import CallHeads, Submit
+from infer_engine.messages import Submit
 from infer_engine.protocol import (
     ChatPrompt,
     ChatTemplateUnusableError,
@@ -92,17 +93,27 @@ class InputProcessor:
     """Turns requests into submissions to the core. All requests share it; methods say where they are thread-safe."""
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: InputLimits, *, seed: int | None = None, whitespace: Whitespace = "compact"
+        self,
+        tokenizer: Tokenizer,
+        limits: InputLimits,
+        *,
+        seed: int | None = None,
+        whitespace: Whitespace = "compact",
+        reasoning_budget: int = -1,
+        reasoning_budget_message: str = "",
     ) -> None:
         """Take the base seed of requests without a seed of their own, of which None draws one.
 
-        `whitespace` is that of the JSON of requests that do not say theirs.
+        `whitespace` is that of the JSON of requests that do not say theirs; `reasoning_budget` and its message: as in
+        `EngineConfig`.
         """
         self._tokenizer = tokenizer
         self._chat_formats = ChatFormats(tokenizer) if tokenizer.has_chat else None
         self._limits = limits
         self._stop_rules = lru_cache(maxsize=_KEPT_STOP_RULES)(partial(stop_rules, tokenizer=tokenizer))
         self._whitespace = whitespace
+        self._reasoning_budget = reasoning_budget
+        self._reasoning_budget_message = reasoning_budget_message
         self._num_ids = 0
         self._base_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
 
@@ -134,7 +145,13 @@ class InputProcessor:
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         _check_queueing(request)
-        grammar, call_heads = _grammar_of(request, form, self._whitespace)
+        grammar, call_heads = grammar_of(request, form, self._whitespace)
+        thinking_limit = None
+        if form is not None and (budget := thinking_budget(params, default=self._reasoning_budget)) is not None:
+            is_free = grammar is None or call_heads is not None
+            thinking_limit = self._require_formats().thinking_limit(
+                form, max_tokens=budget, message=self._reasoning_budget_message, is_free=is_free
+            )
         rules = _refuse_if_tokenizer_fails(lambda: self._stop_rules(params.stop), param="stop")
         banned = self._banned_sequences(params)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
@@ -160,6 +177,7 @@ class InputProcessor:
                     sibling_group=group,
                     grammar=grammar,
                     call_heads=call_heads,
+                    thinking_limit=thinking_limit,
                     banned_sequences=banned,
                     message_starts=self._message_starts(prompt),
                 ),
@@ -322,40 +340,6 @@ def _check_queueing(request: GenerateRequest) -> None:
             f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
             param="cache_salt",
         )
-
-
-def _grammar_of(
-    request: GenerateRequest, form: AnswerForm | None, whitespace: Whitespace
-) -> tuple[str | None, CallHeads | None]:
-    """Return the text of the request's grammar, whose answer has this `form`, and where it begins; see `Submit`.
-
-    It is not compiled here.
-    """
-    content = request.params.structured_outputs
-    if content is not None and content.whitespace is None and content.whitespace_pattern is None:
-        content = structs.replace(content, whitespace=whitespace)
-    if content is None and (form is None or form.tool_call_format is None):
-        return None, None
-    if request.params.allowed_token_ids is not None:
-        raise InvalidRequestError(
-            "`allowed_token_ids` cannot be kept beside tools; send one of them.", param="allowed_token_ids"
-        )
-    # They import the grammar library.
-    from infer_engine.chat.output_grammar import answer_grammar, arguments_grammar  # noqa: PLC0415
-    from infer_engine.structured.grammar_text import to_grammar_text  # noqa: PLC0415
-
-    try:
-        if form is not None:
-            assert isinstance(request.prompt, ChatPrompt)
-            heads = form.call_heads() if content is None else None
-            if heads is not None:
-                return arguments_grammar(request.prompt, form), heads
-            return answer_grammar(request.prompt, content, form), None
-        assert content is not None
-        return to_grammar_text(content), None
-    except ValueError as error:
-        param = "tools" if str(error).startswith("`tools`") else "structured_outputs"
-        raise InvalidRequestError(str(error), param=param) from None
 
 
 def _with_special_stops(params: SamplingParams, rules: StopRules) -> tuple[int, ...]:

@@ -22,9 +22,9 @@ class GrammarGate:
     def holds(self, message: ToCore) -> bool:
         """Return whether `message` must not go to the core: a submission that waits, or the abort of one."""
         match message:
-            case Submit(grammar=str() as grammar, request_id=request_id) if not self._grammars.has(grammar):
+            case Submit(request_id=request_id) if not self._is_ready_for(message):
                 self._held.add(request_id)
-                self._thread.submit(self._compile, message, grammar)
+                self._thread.submit(self._compile, message)
                 return True
             case Abort(request_id=request_id) if request_id in self._held:
                 self._held.discard(request_id)
@@ -38,9 +38,17 @@ class GrammarGate:
         self._held.discard(submission.request_id)
         return is_wanted
 
-    def _compile(self, submission: Submit, grammar: str) -> None:
+    def _is_ready_for(self, submission: Submit) -> bool:
+        if submission.grammar is not None:
+            return self._grammars.has(submission.grammar)
+        return submission.thinking_limit is None or self._grammars.has_vocabulary
+
+    def _compile(self, submission: Submit) -> None:
         try:
             with contextlib.suppress(GrammarError):  # the core meets it again, and fails the request
-                self._grammars.compile(grammar)
+                if submission.grammar is None:
+                    self._grammars.vocabulary()
+                else:
+                    self._grammars.compile(submission.grammar)
         finally:  # whatever happened: nobody else would end the request
             self._on_compiled(submission)

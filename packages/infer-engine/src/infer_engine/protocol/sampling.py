@@ -57,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             generated token's alone, None nothing. They are taken before penalties, biases, temperature and filters.
         prompt_logprobs: the same for each token of the prompt but the first. Such a request reuses no cached prefix.
         n: how many continuations of the prompt to generate.
+        thinking_token_budget: in a conversation, most tokens of thinking: then its end is forced, and the answer
+            follows. -1 is no limit, None what the engine is configured for. Not beside `allowed_token_ids`.
         structured_outputs: what the text must look like; None allows any. The text is complete, or ended by
             `max_tokens`, `stop` or `stop_token_ids`. Where nothing may follow, the request ends, also before
             `min_tokens` and with `ignore_eos`.
@@ -87,6 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
@@ -187,6 +190,9 @@ _BIAS = _between(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 _NUM_LOGPROBS = whole_number(f"a whole number in [0, {MAX_LOGPROBS}]", lambda value: 0 <= value <= MAX_LOGPROBS)
 
 _CHECKS = {
+    "thinking_token_budget": optional(
+        whole_number("a whole number of at least 0, or -1 for no limit", lambda value: value >= -1)
+    ),
     "max_tokens": optional(whole_number("a whole number of at least 0, or -1 for no limit", lambda value: value >= -1)),
     "temperature": _between(0, MAX_TEMPERATURE),
     "top_p": _between(0, 1),

@@ -84,6 +84,11 @@ class Vocabulary:
         """The tokens in which a tag begins, which may be the one that ends a call."""
         return [token_id for token_id, token in enumerate(self.tokens) if b"<" in token]
 
+    def text_bytes(self, token_id: int, shown_ids: Collection[int]) -> bytes:
+        """Return the bytes of a token in an answer: a special one has none, but for those of `shown_ids`."""
+        is_hidden = token_id in self.special_ids and token_id not in shown_ids
+        return b"" if is_hidden or token_id >= len(self.tokens) else self.tokens[token_id]
+
     def __call__(self, _: bytes | str) -> list[int]:
         """Return nothing: grammars force no tokens, so the library has no text to tokenize."""
         return []
@@ -111,6 +116,16 @@ class GrammarCompiler:
         """
         with self._lock:
             self._compile(grammar)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the vocabulary is made."""
+        return self._vocabulary is not None
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the vocabulary, which is made if it is not there yet."""
+        with self._lock:
+            return self._made_vocabulary()
 
     def constraint(self, grammar: str) -> "TokenConstraint":
         """Return the constraint of a sequence without tokens; takes microseconds if `grammar` is compiled.
@@ -154,10 +169,14 @@ class GrammarCompiler:
             self._kept.popitem(last=False)
         return matcher
 
-    def _make_matcher(self, grammar: str) -> "LLMatcher":
+    def _made_vocabulary(self) -> Vocabulary:
         if self._vocabulary is None:
             self._vocabulary = self._make_vocabulary()
+        return self._vocabulary
+
+    def _make_matcher(self, grammar: str) -> "LLMatcher":
+        vocabulary = self._made_vocabulary()
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - imported with the vocabulary
 
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        return LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        return LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)

@@ -15,8 +15,8 @@ from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import ForeignFields, check_foreign
 from infer_server.api.history import MAX_MESSAGES
 from infer_server.api.sampling_fields import StopString, Temperature, TopK, TopP, sampling_params
-from infer_server.api.shared_fields import ModelId
-from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, checked_effort
+from infer_server.api.shared_fields import ModelId, ThinkingTokenBudget
+from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, budget_of, checked_effort
 from infer_server.api.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
 from infer_server.api.validation import check_model, out_of_range, unsupported
 from infer_server.errors import missing, shorten
@@ -49,7 +49,7 @@ class ThinkingField(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model thinks before it answers."""
 
     type: Annotated[str, described("Other words are taken as `enabled`.", examples=list(_THINKING))]
-    budget_tokens: Annotated[int | None, described("Accepted without effect.")] = None
+    budget_tokens: ThinkingTokenBudget = None
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +77,7 @@ class CountTokensBody(ForeignFields, frozen=True, kw_only=True):
     tools: Annotated[list[ToolField] | None, described("What the model may call.")] = None
     tool_choice: Annotated[ToolChoiceField | None, described("Whether tools are called.")] = None
     thinking: Annotated[ThinkingField | None, described("Whether the model thinks before it answers.")] = None
+    thinking_token_budget: ThinkingTokenBudget = None
     output_config: Annotated[OutputConfig | None, described("How the model answers.")] = None
     mcp_servers: Annotated[
         Any, restricted("Only null or []: the server calls no others.", allow=([],), send="`tools`")
@@ -112,6 +113,12 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         structured_outputs=_structured_outputs(body),
+        thinking_token_budget=budget_of(
+            {
+                "thinking_token_budget": body.thinking_token_budget,
+                "thinking.budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,
+            }
+        ),
     )
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 

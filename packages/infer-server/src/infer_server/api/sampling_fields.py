@@ -31,7 +31,9 @@ TopP = Annotated[
 TopK = Annotated[int | None, described("Sample from this many most probable tokens; 0 and -1: from all.", minimum=-1)]
 StopString = Annotated[str, described("A text.", maxLength=MAX_STOP_CHARACTERS)]
 
-_OTHER_FORMS = frozenset({"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs"})
+_OTHER_FORMS = frozenset(
+    {"max_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs", "thinking_token_budget"}
+)
 """Fields that bodies write in other ways than `SamplingParams`, or limit in other ways."""
 
 

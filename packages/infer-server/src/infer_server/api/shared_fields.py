@@ -27,6 +27,10 @@ ReasoningEffort = Annotated[
         maxLength=MAX_EFFORT_CHARACTERS,
     ),
 ]
+ThinkingTokenBudget = Annotated[
+    int | None,
+    described("Most tokens of thinking: then its end is forced. -1: no limit; left out: the server's.", minimum=-1),
+]
 ChatTemplateKwargs = Annotated[
     dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
 ]

@@ -23,6 +23,19 @@ def template_kwargs_of(effort: str | None, given: Mapping[str, Any] | None = Non
     return wanted | dict(given or {})
 
 
+def budget_of(named: Mapping[str, int | None]) -> int | None:
+    """Return the most tokens of thinking: the first value of the fields `named` that is given.
+
+    Raises:
+        ApiError: 400: it is no number of tokens.
+    """
+    given = {name: value for name, value in named.items() if value is not None}
+    for name, value in given.items():
+        if value < -1:
+            raise out_of_range(name, f"`{name}` is {value}; send a number of tokens, or -1 for no limit.")
+    return next(iter(given.values()), None)
+
+
 def checked_effort(effort: str | None, *, name: str, words: str = "`low` or `none`") -> str | None:
     """Return the `effort` of the field `name`; an error proposes `words`.
 

@@ -106,7 +106,12 @@ class GenerationFields(FormatFields, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def generation_params(
-    fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    thinking_token_budget: int | None = None,
 ) -> SamplingParams:
     """Return the sampling parameters of `fields`; the other arguments have other names in each kind of body.
 
@@ -118,6 +123,7 @@ def generation_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        thinking_token_budget=thinking_token_budget,
         structured_outputs=structured_outputs_of(fields),
         logit_bias=_biases(fields.logit_bias or {}),
     )

@@ -25,6 +25,12 @@ ToolCallFormatChoice = Literal[
     "jamba",
     "minimax_m1",
     "internlm",
+    "qwen3_coder",
+    "seed_oss",
+    "glm45",
+    "minimax_m2",
+    "deepseek_v32",
+    "deepseek_v4",
     "json",
 ]
 ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "harmony"]
@@ -49,6 +55,9 @@ class ModelOptions(OptionGroup):
         tool_call_format: How the model writes tool calls. `auto`: as its chat template asks for them.
         reasoning_format: How the model writes what it thinks before it answers; `none`: it does not, or it is to be
             part of the text. `auto`: as its chat template has it.
+        reasoning_budget: Most tokens that the model thinks before an answer to a conversation, where the request does
+            not say it. -1: no limit. Then the end of thinking is forced.
+        reasoning_budget_message: What the model says at that limit, before the end of thinking.
         generation_config: Where a request's sampling values come from that it leaves out. `auto`: from the model's
             `generation_config.json`; `none`, or `vllm` as vLLM spells it: fixed ones.
         structured_output_whitespace: Whitespace in JSON of requests that ask for it and not for its whitespace.
@@ -64,6 +73,8 @@ class ModelOptions(OptionGroup):
     seed: int | None = None
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
     generation_config: GenerationConfigChoice = "auto"
     structured_output_whitespace: Whitespace = "compact"
 
@@ -78,6 +89,10 @@ class ModelOptions(OptionGroup):
             "seed": optional(whole_number("a signed 64-bit integer", lambda value: -(2**63) <= value < 2**63)),
             "tool_call_format": one_of(*get_args(ToolCallFormatChoice)),
             "reasoning_format": one_of(*get_args(ReasoningFormatChoice)),
+            "reasoning_budget": whole_number(
+                "a whole number of at least 0, or -1 for no limit", lambda value: value >= -1
+            ),
+            "reasoning_budget_message": text(r"(?s).*", "a text"),
             "generation_config": one_of(*get_args(GenerationConfigChoice)),
             "structured_output_whitespace": one_of(*get_args(Whitespace)),
         }

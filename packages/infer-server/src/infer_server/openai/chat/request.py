@@ -18,8 +18,9 @@ from infer_server.api.shared_fields import (
     ContinueFinalMessage,
     ParallelToolCalls,
     ReasoningEffort,
+    ThinkingTokenBudget,
 )
-from infer_server.api.thinking import checked_effort, template_kwargs_of
+from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, check_range, out_of_range
 from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt
 from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
@@ -36,7 +37,7 @@ class ReasoningSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     effort: ReasoningEffort = None
     enabled: Annotated[bool | None, described("Whether it thinks.")] = None
     exclude: Annotated[bool | None, restricted("Only false.", allow=(False,), send="false")] = None
-    max_tokens: Annotated[Any, restricted("Only null.")] = None
+    max_tokens: ThinkingTokenBudget = None
     summary: Annotated[Any, described("Accepted without effect: the whole reasoning is in the answer.")] = None
 
 
@@ -44,6 +45,7 @@ class ThinkingSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model thinks."""
 
     type: Annotated[str, described("`disabled`; other words are taken as `enabled`.", examples=["enabled", "disabled"])]
+    budget_tokens: ThinkingTokenBudget = None
 
 
 class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +76,9 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     reasoning: Annotated[ReasoningSwitch | None, described("How much the model thinks, in OpenRouter's words.")] = None
     thinking: Annotated[ThinkingSwitch | None, described("Whether the model thinks, in the words of GLM's API.")] = None
     enable_thinking: Annotated[bool | None, described("Whether the model thinks, as templates call it.")] = None
+    thinking_token_budget: ThinkingTokenBudget = None
+    thinking_budget: Annotated[ThinkingTokenBudget, described("The same in the words of Qwen's API.")] = None
+    reasoning_budget: Annotated[ThinkingTokenBudget, described("The same in llama.cpp's words.")] = None
     chat_template_kwargs: ChatTemplateKwargs = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
@@ -101,7 +106,9 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         check_restricted(body.reasoning, prefix="reasoning.")
     return GenerateRequest(
         prompt=prompt,
-        params=generation_params(body, max_tokens=_max_tokens(body), logprobs=_logprobs(body)),
+        params=generation_params(
+            body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), thinking_token_budget=_budget(body)
+        ),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
@@ -112,6 +119,18 @@ def _effort(body: ChatBody) -> str | None:
     if body.reasoning_effort is None and body.reasoning is not None:
         return checked_effort(body.reasoning.effort, name="reasoning.effort")
     return checked_effort(body.reasoning_effort, name="reasoning_effort")
+
+
+def _budget(body: ChatBody) -> int | None:
+    return budget_of(
+        {
+            "thinking_token_budget": body.thinking_token_budget,
+            "thinking_budget": body.thinking_budget,
+            "reasoning_budget": body.reasoning_budget,
+            "reasoning.max_tokens": None if body.reasoning is None else body.reasoning.max_tokens,
+            "thinking.budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,
+        }
+    )
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:

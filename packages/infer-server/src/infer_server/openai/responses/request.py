@@ -11,8 +11,8 @@ from infer_engine.protocol import ChatPrompt, GenerateRequest
 from infer_server.api.fields import described, restricted
 from infer_server.api.foreign_fields import check_foreign
 from infer_server.api.sampling_fields import SamplingFields, sampling_params
-from infer_server.api.shared_fields import ChatTemplateKwargs, ParallelToolCalls, ReasoningEffort
-from infer_server.api.thinking import checked_effort, template_kwargs_of
+from infer_server.api.shared_fields import ChatTemplateKwargs, ParallelToolCalls, ReasoningEffort, ThinkingTokenBudget
+from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, out_of_range
 from infer_server.errors import ApiError
 from infer_server.openai.responses.input_items import INPUT, conversation_of
@@ -46,6 +46,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         int | None,
         described("Most tokens to generate; at most what the context leaves.", minimum=1),
     ] = None
+    thinking_token_budget: ThinkingTokenBudget = None
     chat_template_kwargs: ChatTemplateKwargs = None
     metadata: Annotated[dict[str, str] | None, described("Comes back with the response.")] = None
     truncation: Annotated[
@@ -95,7 +96,11 @@ def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequ
             "max_output_tokens", f"`max_output_tokens` is {most}; it must be a whole number of at least 1."
         )
     params = sampling_params(
-        body, names={"max_tokens": "max_output_tokens"}, max_tokens=most, structured_outputs=wanted
+        body,
+        names={"max_tokens": "max_output_tokens"},
+        max_tokens=most,
+        structured_outputs=wanted,
+        thinking_token_budget=budget_of({"thinking_token_budget": body.thinking_token_budget}),
     )
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 
