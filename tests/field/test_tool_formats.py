@@ -4,13 +4,16 @@ Models answer with scripts. Formats follow from the chat templates.
 """
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from infer_engine import LLM, SamplingParams, Tool
 from infer_engine.frontend.completion import Completion
+from infer_engine.testing.models import save_servable
 from infer_models.testing import save_scripted
 from infer_models.text import TOOL_CALL_FORMATS
 
@@ -205,3 +208,45 @@ def test_a_call_with_parameters_can_be_forced(name: str, tmp_path: Path) -> None
     assert completion.tool_calls[0].name == "count"
     for call in completion.tool_calls[:-1]:  # the last one may be cut off
         assert isinstance(json.loads(call.arguments)["must"], int)
+
+
+LEAVES: dict[str, Any] = {
+    "text": {"type": "string", "maxLength": 6},
+    "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    "kind": {"enum": ["a", "b c", 3, None]},
+    "flag": {"type": "boolean"},
+    "place": {"anyOf": [{"type": "null"}, {"enum": ["Rome", "Oslo"]}]},
+    "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 2},
+    "more": {"type": "object", "properties": {"n": {"type": "null"}}, "additionalProperties": False},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
+def test_calls_of_random_models_match_their_schemas(name: str, tmp_path: Path) -> None:
+    save_servable("llama", tmp_path)
+    names = (
+        "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(names, encoding="utf-8")
+    llm = LLM(str(tmp_path), max_seq_len=500, kv_cache_memory=2**27, max_batch_size=64, use_cpu_graphs=False,
+              tool_call_format=name)  # fmt: skip
+    draw, num_whole = random.Random(name), 0  # noqa: S311 - a test
+    for seed in range(8):
+        tools = []
+        for number in range(draw.randint(1, 2)):
+            properties = {each: LEAVES[each] for each in draw.sample(sorted(LEAVES), draw.randint(0, 4))}
+            required = draw.sample(sorted(properties), draw.randint(0, len(properties)))
+            schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+            tools.append(Tool(name=f"f{number}", parameters=schema, strict=draw.random() < 0.3))
+        params = SamplingParams(temperature=draw.choice([0.0, 0.7, 1.0, 3.0]), seed=seed, max_tokens=200, n=6)
+        chat = [{"role": "user", "content": "x"}]
+        for completion in llm.chat(chat, params, tools=tools, tool_choice="required", use_tqdm=False):
+            assert completion.error is None
+            assert completion.text == ""
+            is_cut = completion.finish_reason == "length"
+            for call in completion.tool_calls[: -1 if is_cut else None]:
+                [tool] = [each for each in tools if each.name == call.name]
+                jsonschema.validate(json.loads(call.arguments), tool.parameters)
+                num_whole += 1
+    assert num_whole >= 24

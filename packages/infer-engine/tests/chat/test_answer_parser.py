@@ -146,8 +146,15 @@ def test_a_call_that_is_cut_off_has_what_came_of_its_arguments() -> None:
     begun = text.index('": {') + 4
     assert parse([text[:begun]]) == [("f", "{")]
     assert parse([text[: begun - 4]]) == [("content", text[: begun - 4])]
-    cut = AnswerParser(tool_call_format=HERMES, must_call=True)
-    assert joined(cut.add(text[: begun - 4]) + cut.finish()) == []
+
+
+@pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
+def test_an_answer_that_must_call_has_no_content_wherever_it_is_cut_off(calls: ToolCallFormat) -> None:
+    text = call(calls, *CALLS)
+    for end in range(1, len(text)):
+        cut = AnswerParser(tool_call_format=calls, must_call=True)
+        parts = joined(cut.add(text[:end]) + cut.add("\ufffd") + cut.finish())
+        assert {name for name, _ in parts} <= {"f", "get_weather"}
 
 
 def test_calls_are_told_by_pieces_of_white_space_of_any_kind() -> None:

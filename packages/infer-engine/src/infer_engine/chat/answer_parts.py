@@ -6,10 +6,11 @@ from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta
 class AnswerParts:
     """Collects deltas. White space at the end of a part waits until more of its text follows."""
 
-    __slots__ = ("_blanks", "_deltas", "_drops_blanks")
+    __slots__ = ("_blanks", "_deltas", "_drops_blanks", "_drops_content")
 
-    def __init__(self) -> None:
-        """Begin with no part."""
+    def __init__(self, *, drops_content: bool = False) -> None:
+        """Begin with no part; `drops_content`: what looks like content is a call that was cut off."""
+        self._drops_content = drops_content
         self._deltas: list[AnswerDelta] = []
         self._blanks: list[str] = []
         self._drops_blanks = False  # at the beginning of a part
@@ -25,6 +26,8 @@ class AnswerParts:
 
     def put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
         """Add text to the current part."""
+        if kind is ContentDelta and self._drops_content:
+            return
         if text and not self._blanks and not self._drops_blanks and not text[-1].isspace():  # as most is
             self._deltas.append(kind(text))
             return

@@ -52,7 +52,6 @@ class AnswerParser:
         "_held",
         "_json",
         "_max_calls",
-        "_must_call",
         "_num_calls",
         "_parameters",
         "_parts",
@@ -86,17 +85,16 @@ class AnswerParser:
             tool_call_format: how calls are written.
             tool_names: names of the tools that are offered; what is no call of one is content. None: any name.
             max_calls: after so many the answer is over.
-            must_call: the answer is calls: what is cut off in the head of one is no content.
+            must_call: the answer is calls: it has no content, also where it is cut off.
             may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.
             parameter_types: what parameters are that are no JSON; None: whatever they look like.
         """
         self._reasoning = reasoning_format
         self._calls = None if tool_call_format is None else CallMarks(tool_call_format, tool_names)
         self._max_calls = max_calls
-        self._must_call = must_call
         self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
         self._content_marks: re.Pattern[str] | None = None
-        self._parts = AnswerParts()
+        self._parts = AnswerParts(drops_content=must_call)
         self._held = ""
         self._before_mark = ""  # the last character of content
         self._num_calls = 0
@@ -137,13 +135,12 @@ class AnswerParser:
     def finish(self) -> list[AnswerDelta]:
         """Return what was held back: no more text comes."""
         held, self._held = self._held, ""
-        is_in_head = self._step in (self._read_first_head, self._read_next_head)
         is_in_mark = self._step == self._read_call_end or (
             self._step == self._read_after_call and self._calls is not None and match(held, 0, self._calls.end) == MORE
         )
         if self.is_reasoning:
             self._parts.put(ReasoningDelta, held)
-        elif not is_in_mark and self._step != self._read_arguments and not (is_in_head and self._must_call):
+        elif not is_in_mark and self._step != self._read_arguments:
             self._parts.put(ContentDelta, held)
             self._parts.end_content()
         return self._parts.take()
