@@ -13,11 +13,11 @@ import msgspec
 
 from infer_engine.chat.arguments.marks import RULES, MarkGrammar
 from infer_engine.chat.arguments.parameter_grammar import ParameterGrammar
-from infer_engine.chat.arguments.tool_schemas import arguments_schema
+from infer_engine.chat.arguments.tool_schemas import arguments_schema, schema_of_encoded
 from infer_engine.chat.output_form import AnswerForm, TokenIdOf
 from infer_engine.chat.tool_selection import selection_of
 from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
-from infer_engine.structured.grammar_text import HEADER, json_expression, to_grammar_text, to_rules
+from infer_engine.structured.grammar_text import HEADER, escaped, json_expression, to_grammar_text, to_rules
 from infer_engine.structured.json_schema.any_order import RULES as ANY_ORDER_RULES
 from infer_engine.structured.json_schema.any_order import WHITESPACE as ANY_ORDER_WHITESPACE
 from infer_engine.structured.json_schema.any_order import AnyOrder
@@ -74,7 +74,7 @@ def _arguments_grammar(
     num_characters = 0
     for encoded in encoded_tools:
         tool = msgspec.json.decode(encoded, type=Tool)
-        schema = arguments_schema(tool)
+        schema = schema_of_encoded(encoded)
         num_characters += len(_arguments(encoded))
         if parameters is not None:
             arguments = parameters.arguments(tool.name, schema, strict=tool.strict)
@@ -119,7 +119,7 @@ def _with_reasoning(answer: str, form: AnswerForm, rules: list[str]) -> str:
         return f"start: {after}"
     begin_id = form.token_id_of(form.reasoning_format.begin)
     if begin_id is None:
-        rules.append(f"thinking[lazy]: /[ \\n]{{0,4}}{_escaped(form.reasoning_format.begin)}/")
+        rules.append(f"thinking[lazy]: /[ \\n]{{0,4}}{escaped(form.reasoning_format.begin)}/")
     else:
         rules.append(f"thinking: GAP <[{begin_id}]>")
     return f"start: {answer} | thinking {after}"
@@ -130,8 +130,8 @@ def _up_to(rule: str, marker: str, token_id_of: TokenIdOf, rules: list[str]) -> 
     token_id = token_id_of(marker)
     if token_id is not None:
         return f"TEXT <[{token_id}]>", "TEXT"
-    rules.append(f"{rule}[lazy]: /(.|\\n)*{_escaped(marker)}/")
-    rules.append(f"{rule.upper()}: /(.|\\n)*/ & ~/(.|\\n)*{_escaped(marker)}(.|\\n)*/")
+    rules.append(f"{rule}[lazy]: /(.|\\n)*{escaped(marker)}/")
+    rules.append(f"{rule.upper()}: /(.|\\n)*/ & ~/(.|\\n)*{escaped(marker)}(.|\\n)*/")
     return rule, rule.upper()
 
 
@@ -189,16 +189,17 @@ class _CallRules:
     def _arguments(self, tool: Tool) -> str:
         """Return what generates the arguments of `tool`, and the mark before them."""
         before = self._format.before_arguments
+        encoded = msgspec.json.encode(tool)
         if self._parameters is None:
-            return f"{self._marks.literal(before)} {_arguments(msgspec.json.encode(tool))}"
-        arguments = self._parameters.arguments(tool.name, arguments_schema(tool), strict=tool.strict)
+            return f"{self._marks.literal(before)} {_arguments(encoded)}"
+        arguments = self._parameters.arguments(tool.name, schema_of_encoded(encoded), strict=tool.strict)
         return f"{self._marks.mark(before)} {arguments}"
 
 
 @functools.lru_cache(maxsize=256)  # agents send the same tools with every request
 def _arguments(encoded_tool: bytes) -> str:
     """Return what generates the arguments of a tool, which is given as JSON."""
-    return json_expression(arguments_schema(msgspec.json.decode(encoded_tool, type=Tool)), _WHITESPACE)
+    return json_expression(schema_of_encoded(encoded_tool), _WHITESPACE)
 
 
 def _json_call(tool: Tool, tool_format: ToolCallFormat) -> str:
@@ -226,8 +227,3 @@ def _check_size(num_characters: int) -> None:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _escaped(text: str) -> str:
-    """Return `text` as an expression between slashes."""
-    return "".join(f"\\{character}" if character in r"\.+*?()|[]{}^$/" else character for character in text)

@@ -1,6 +1,7 @@
 """Turns `StructuredOutputs` into the text of a grammar for `llguidance`; compiles nothing."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from llguidance import LLMatcher, StructTag, regex_to_lark
@@ -16,6 +17,8 @@ COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 ANY_WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,16}"
 """Enough for any usual layout, too little to generate it for ever."""
 MAX_TAGS = 128
+_PUNCTUATION = frozenset(r"\.+*?()|[]{}^$/-&~")
+_CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _OPTIONS = "%llguidance"
 HEADER = f'{_OPTIONS} {{"no_forcing": true}}\n'
 """Every token that the grammar allows is allowed, not only the usual tokens of a text that it forces."""
@@ -89,7 +92,7 @@ def read_schema(schema: Any, name: str, refuse: Refuse = exactly) -> dict[str, A
     return {} if schema is True else schema
 
 
-def json_expression(schema: dict[str, Any], whitespace_pattern: str | None = None) -> str:
+def json_expression(schema: Mapping[str, Any], whitespace_pattern: str | None = None) -> str:
     """Return what generates a JSON text that matches `schema`, which is checked; without a pattern it is compact."""
     return f"%json {json.dumps(_with_options(schema, whitespace_pattern))}"
 
@@ -105,9 +108,14 @@ def quoted(text: str) -> str:
     return "".join(f"\\u{ord(each):04x}" if "\x7f" <= each <= "\x9f" else each for each in written)
 
 
-def _with_options(schema: dict[str, Any], whitespace_pattern: str | None) -> dict[str, Any]:
+def escaped(text: str) -> str:
+    """Return the pattern of `text`, to be written between slashes."""
+    return "".join(_CONTROLS.get(each) or (f"\\{each}" if each in _PUNCTUATION else each) for each in text)
+
+
+def _with_options(schema: Mapping[str, Any], whitespace_pattern: str | None) -> dict[str, Any]:
     whitespace = COMPACT if whitespace_pattern is None else {"whitespace_pattern": whitespace_pattern}
-    return schema | {"x-guidance": GRAMMAR_OPTIONS | whitespace}
+    return {**schema, "x-guidance": GRAMMAR_OPTIONS | whitespace}
 
 
 def _from_lark(grammar: str) -> str:

@@ -1,10 +1,9 @@
 """`MarkGrammar`: expressions of the texts around calls, of which some are special tokens."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from infer_engine.chat.call_marks import MAX_BLANKS
-from infer_engine.structured.grammar_text import quoted
+from infer_engine.structured.grammar_text import escaped, quoted
 
 ANY_TEXT = r"(.|\n)*"
 BLANKS = rf"[ \t\r\n]{{0,{MAX_BLANKS}}}"
@@ -14,9 +13,6 @@ GAP: /{BLANKS}/
 BLANK: /[ \n]?/
 """
 """What the expressions need."""
-
-_IN_CLASSES_AND_OUTSIDE = re.compile(r"[\\.+*?()|\[\]{}^$/\-&~]")
-_CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 class MarkGrammar:
@@ -81,9 +77,3 @@ class MarkGrammar:
                 return
         if text:
             yield escaped(text)
-
-
-def escaped(text: str) -> str:
-    """Return the pattern, between slashes, of `text`."""
-    written = _IN_CLASSES_AND_OUTSIDE.sub(r"\\\g<0>", text)
-    return "".join(_CONTROLS.get(character, character) for character in written)

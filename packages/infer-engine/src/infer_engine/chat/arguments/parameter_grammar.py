@@ -9,10 +9,10 @@ A text goes up to the first end behind which one of the two follows, so an expre
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infer_engine.chat.arguments.marks import ANY_TEXT, BLANKS, MarkGrammar, escaped
+from infer_engine.chat.arguments.marks import ANY_TEXT, BLANKS, MarkGrammar
 from infer_engine.chat.arguments.parameter_types import TEXT, resolved, types_of
 from infer_engine.chat.arguments.text_values import OF_TEXTS, text_patterns
-from infer_engine.structured.grammar_text import json_expression, quoted
+from infer_engine.structured.grammar_text import escaped, json_expression, quoted
 from infer_engine.structured.json_schema.any_order import AnyOrder, counted_of
 from infer_models.text import ParameterFormat
 

@@ -1,6 +1,5 @@
 """`ParameterTypes`: which JSON types the parameters of tools may have, by their schemas. Imports no grammar library."""
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,15 +35,11 @@ class ParameterTypes:
         return tool is not None and value in listed_texts(*self._schema(tool, parameter))
 
     def _schema(self, tool: Tool, parameter: str) -> tuple[Any, Mapping[str, Any]]:
-        root = _schema_of(msgspec.json.encode(tool))
+        # It imports the grammar library.
+        from infer_engine.chat.arguments.tool_schemas import schema_of_encoded  # noqa: PLC0415
+
+        root = schema_of_encoded(msgspec.json.encode(tool))
         return schema_of_parameter(root, parameter), root
-
-
-@functools.lru_cache(maxsize=256)  # agents send the same tools with every request
-def _schema_of(encoded_tool: bytes) -> Mapping[str, Any]:
-    from infer_engine.chat.arguments.tool_schemas import arguments_schema  # noqa: PLC0415 - the grammar library
-
-    return arguments_schema(msgspec.json.decode(encoded_tool, type=Tool))
 
 
 def schema_of_parameter(root: Mapping[str, Any], parameter: str) -> Any:

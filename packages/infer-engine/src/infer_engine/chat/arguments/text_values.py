@@ -6,8 +6,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from infer_engine.chat.arguments.marks import ANY_TEXT, escaped
+from infer_engine.chat.arguments.marks import ANY_TEXT
 from infer_engine.chat.arguments.parameter_types import TEXT, resolved, types_of
+from infer_engine.structured.grammar_text import escaped
 
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprecated", "$schema", "$defs"))
 OF_TEXTS = frozenset(("pattern", "minLength", "maxLength", "format"))

@@ -1,6 +1,10 @@
 """The JSON Schema of a tool's arguments, as far as it can be kept."""
 
+import functools
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from infer_engine.protocol import Tool
 from infer_engine.structured.grammar_text import read_schema
@@ -16,6 +20,16 @@ _ABOUT_MORE_PROPERTIES = frozenset(
         *("dependentSchemas", "dependentRequired", "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef"),
     )
 )
+
+
+@functools.lru_cache(maxsize=256)  # agents send the same tools with every request
+def schema_of_encoded(encoded_tool: bytes) -> Mapping[str, Any]:
+    """Return what `arguments_schema` does for a tool that is given as JSON; it must not be changed.
+
+    Raises:
+        ValueError: as in `arguments_schema`.
+    """
+    return arguments_schema(msgspec.json.decode(encoded_tool, type=Tool))
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:

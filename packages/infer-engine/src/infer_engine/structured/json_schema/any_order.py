@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from infer_engine.structured.grammar_text import json_expression
+from infer_engine.structured.grammar_text import escaped, json_expression
 
 MAX_COUNTED = 4
 """Most required properties of an object whose order is free; there are 2 to this power of rules."""
@@ -161,7 +161,7 @@ class AnyOrder:
     def _other_member(self, properties: Iterable[str], schema: Any) -> str:
         """Return a member of any name but those of `properties`."""
         name = self.new_name().upper()
-        listed = "|".join(_escaped(json.dumps(each, ensure_ascii=False)[1:-1]) for each in properties)
+        listed = "|".join(escaped(json.dumps(each, ensure_ascii=False)[1:-1]) for each in properties)
         self.rules.append(f'{name}: /"{_ANY_STRING}"/' + (f' & ~/"({listed})"/' if listed else ""))
         return f'{name} ws ":" ws {self._rule(schema)}'
 
@@ -175,7 +175,3 @@ def _holds_objects(schema: Any) -> bool:
     """Whether there may be an object in what `schema` allows whose order a grammar would fix."""
     text = json.dumps(schema)
     return '"properties"' in text or '"$ref"' in text
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{each}" if each in r"\.+*?()|[]{}^$/-&~" else each for each in text)
