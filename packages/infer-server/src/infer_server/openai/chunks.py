@@ -14,6 +14,7 @@ from infer_server.api.outputs import merge_outputs
 from infer_server.errors import ApiError
 from infer_server.http.sse import DONE, EventEncoder, EventStream, plain_event
 from infer_server.openai.generation_fields import GenerationFields
+from infer_server.openai.returned_ids import ChunksWithIds
 from infer_server.openai.usage import Usage, usage_of
 
 G = TypeVar("G", bound=GenerationFields)
@@ -67,9 +68,13 @@ def event_stream(accepted: AcceptedRequest[G], chunks: ChunkBuilder, *, encode: 
     """Return the stream of the chunks of an accepted request, with the usage that its body asks for."""
     options = accepted.body.stream_options
     include_usage = bool(options and options.include_usage)
+    if options and include_usage and options.continuous_usage_stats:
+        chunks = ContinuousUsage(chunks)
+    if accepted.body.return_token_ids:
+        chunks = ChunksWithIds(chunks, accepted.streams)
     events = stream_events(
         accepted.streams,
-        ContinuousUsage(chunks) if options and include_usage and options.continuous_usage_stats else chunks,
+        chunks,
         encode=encode,
         choices_per_prompt=accepted.choices_per_prompt,
         include_usage=include_usage,

@@ -96,6 +96,9 @@ class GenerationFields(FormatFields, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=MAX_CHOICES)] = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
+    return_token_ids: Annotated[
+        bool | None, described("List the ids of the tokens of prompt and answer beside the text.")
+    ] = None
     priority: Annotated[
         int | None,
         described("With the `priority` policy lower numbers come first.", minimum=1 - 2**31, maximum=2**31 - 1),

@@ -45,13 +45,17 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the `n` answers; `stop_reason` is the stop string or stop token that ended it, null if it was neither."""
+    """One of the `n` answers; `stop_reason` is the stop string or stop token that ended it, null if it was neither.
+
+    With `return_token_ids` it has its tokens.
+    """
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: OpenAIFinishReason
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,6 +104,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: OpenAIFinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,6 +116,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunkBuilder:

@@ -23,6 +23,7 @@ from infer_server.openai.chat.request import ChatBody, chat_request
 from infer_server.openai.chat.response import ChatBuilder, ChatChunkBuilder, ChatCompletion
 from infer_server.openai.chunks import event_stream
 from infer_server.openai.response_head import new_response_head
+from infer_server.openai.returned_ids import ReturnedIds
 from infer_server.openai.structured_outputs import format_place
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
@@ -57,10 +58,10 @@ class _ChatEndpoint(Endpoint[ChatBody]):
     async def complete(self, accepted: AcceptedRequest[ChatBody]) -> ChatCompletion:
         head = new_response_head("chatcmpl", served_model=self.served_model)
         builder = ChatBuilder(num_choices=len(accepted.streams), token_bytes=self.engine.token_bytes)
-        await read_to_the_end(accepted.streams, builder.add)
-        return builder.build(
-            head, choices_per_prompt=accepted.choices_per_prompt, names_tool=_names_tool(accepted.requests)
-        )
+        ids = ReturnedIds(accepted)
+        await read_to_the_end(accepted.streams, ids.beside(builder.add))
+        names_tool = _names_tool(accepted.requests)
+        return ids.into(builder.build(head, choices_per_prompt=accepted.choices_per_prompt, names_tool=names_tool))
 
 
 def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:

@@ -19,7 +19,8 @@ from infer_server.openai.usage import Usage, usage_of
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The text of a choice, or its next piece. `index` is the prompt's number times `n`, plus the choice's.
 
-    `stop_reason`, at its end, is the stop string or the stop token that ended it; null if it was neither.
+    `stop_reason`, at its end, is the stop string or the stop token that ended it; null if it was neither. With
+    `return_token_ids` it has its tokens, and those of its prompt.
     """
 
     index: int
@@ -27,6 +28,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: OpenAIFinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class _CompletionHead(msgspec.Struct, frozen=True, kw_only=True):

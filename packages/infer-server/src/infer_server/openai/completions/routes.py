@@ -24,6 +24,7 @@ from infer_server.openai.chunks import event_stream
 from infer_server.openai.completions.request import CompletionBody, completion_requests
 from infer_server.openai.completions.response import ChoicePieces, Completion, CompletionBuilder, CompletionChunkBuilder
 from infer_server.openai.response_head import new_response_head
+from infer_server.openai.returned_ids import ReturnedIds
 from infer_server.openai.structured_outputs import format_place
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
@@ -58,8 +59,9 @@ class _CompletionEndpoint(Endpoint[CompletionBody]):
     async def complete(self, accepted: AcceptedRequest[CompletionBody]) -> Completion:
         head = new_response_head("cmpl", served_model=self.served_model)
         builder = CompletionBuilder(await self._pieces(accepted), num_choices=len(accepted.streams))
-        await read_to_the_end(accepted.streams, builder.add)
-        return builder.build(head, choices_per_prompt=accepted.choices_per_prompt)
+        ids = ReturnedIds(accepted)
+        await read_to_the_end(accepted.streams, ids.beside(builder.add))
+        return ids.into(builder.build(head, choices_per_prompt=accepted.choices_per_prompt))
 
     async def _pieces(self, accepted: AcceptedRequest[CompletionBody]) -> ChoicePieces:
         texts: list[str] = []  # that of the prompt, for each choice
