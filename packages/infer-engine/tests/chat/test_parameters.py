@@ -258,10 +258,10 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("piece", REPEATED.values(), ids=REPEATED)
-@pytest.mark.parametrize("kind", ["string", "array", "any"])
-@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.full), 5, 10**6])
+@pytest.mark.parametrize("kind", ["string", "array"])
+@pytest.mark.parametrize("length", [5, 10**6])
 def test_a_megabyte_of_anything_takes_linear_time(piece: str, kind: str, length: int) -> None:
-    types = ParameterTypes([tool({"x": {} if kind == "any" else {"type": kind}})])
+    types = ParameterTypes([tool({"x": {"type": kind}})])
 
     def cpu_s(size: int) -> float:
         text = "<tool_call>\n<function=f>\n<parameter=x>\n" + piece * (size // len(piece))
