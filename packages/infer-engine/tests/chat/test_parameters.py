@@ -259,7 +259,7 @@ REPEATED = {
 
 @pytest.mark.parametrize("piece", REPEATED.values(), ids=REPEATED)
 @pytest.mark.parametrize("kind", ["string", "array"])
-@pytest.mark.parametrize("length", [5, 10**6])
+@pytest.mark.parametrize("length", [40, 10**6])
 def test_a_megabyte_of_anything_takes_linear_time(piece: str, kind: str, length: int) -> None:
     types = ParameterTypes([tool({"x": {"type": kind}})])
 
