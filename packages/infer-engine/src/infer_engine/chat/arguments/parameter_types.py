@@ -18,28 +18,40 @@ _MAX_HOPS = 16
 class ParameterTypes:
     """The types of the parameters of one conversation's tools."""
 
-    __slots__ = ("_tools",)
+    __slots__ = ("_roots", "_tools", "_types")
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         """Look into the schemas of `tools` when a parameter is asked for."""
         self._tools = {tool.name: tool for tool in tools}
+        self._roots: dict[str, Mapping[str, Any]] = {}
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
 
     def of(self, tool_name: str, parameter: str) -> frozenset[str]:
         """Return the types that a parameter may have; all where the tool says nothing of it."""
-        tool = self._tools.get(tool_name)
-        return ALL_TYPES if tool is None else types_of(*self._schema(tool, parameter)) or ALL_TYPES
+        key = (tool_name, parameter)
+        if key in self._types:
+            return self._types[key]
+        root = self._root(tool_name)
+        types = types_of(schema_of_parameter(root, parameter), root) or ALL_TYPES
+        if parameter in resolved(root, root).get("properties", {}):  # others may be any number
+            self._types[key] = types
+        return types
 
     def is_text(self, tool_name: str, parameter: str, value: str) -> bool:
         """Return whether a parameter's schema lists `value` as a text."""
-        tool = self._tools.get(tool_name)
-        return tool is not None and value in listed_texts(*self._schema(tool, parameter))
+        root = self._root(tool_name)
+        return value in listed_texts(schema_of_parameter(root, parameter), root)
 
-    def _schema(self, tool: Tool, parameter: str) -> tuple[Any, Mapping[str, Any]]:
-        # It imports the grammar library.
-        from infer_engine.chat.arguments.tool_schemas import schema_of_encoded  # noqa: PLC0415
+    def _root(self, tool_name: str) -> Mapping[str, Any]:
+        """Return the checked schema of a tool's arguments; that of anything where there is no such tool."""
+        if tool_name not in self._tools:
+            return {}
+        if tool_name not in self._roots:
+            # It imports the grammar library.
+            from infer_engine.chat.arguments.tool_schemas import schema_of_encoded  # noqa: PLC0415
 
-        root = schema_of_encoded(msgspec.json.encode(tool))
-        return schema_of_parameter(root, parameter), root
+            self._roots[tool_name] = schema_of_encoded(msgspec.json.encode(self._tools[tool_name]))
+        return self._roots[tool_name]
 
 
 def schema_of_parameter(root: Mapping[str, Any], parameter: str) -> Any:
@@ -114,10 +126,14 @@ def read_json(text: str) -> tuple[str | None, str]:
     """Return the type of the JSON text `text`, None if it is not JSON, and the text without white space around it."""
     text = text.strip()
     try:
-        return type_of(json.loads(text, parse_constant=_refuse)), text
+        return type_of(_DECODER.decode(text)), text
     except (ValueError, RecursionError):
         return None, text
 
 
 def _refuse(name: str) -> object:
     raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+"""Reads JSON, which has no NaN and no infinite numbers."""
