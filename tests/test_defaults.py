@@ -55,7 +55,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "tool_call_format": "auto",
     "reasoning_format": "auto",
     "reasoning_budget": -1,
-    "reasoning_budget_message": "",
+    "reasoning_budget_message": None,
     "generation_config": "auto",
     "structured_output_whitespace": "compact",
 }

@@ -98,5 +98,5 @@ def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: Engi
         seed=config.seed,
         whitespace=config.structured_output_whitespace,
         reasoning_budget=config.reasoning_budget,
-        reasoning_budget_message=config.reasoning_budget_message,
+        reasoning_budget_message=config.reasoning_budget_message or "",
     )

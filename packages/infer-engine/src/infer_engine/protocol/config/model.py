@@ -57,7 +57,7 @@ class ModelOptions(OptionGroup):
             part of the text. `auto`: as its chat template has it.
         reasoning_budget: Most tokens that the model thinks before an answer to a conversation, where the request does
             not say it. -1: no limit. Then the end of thinking is forced.
-        reasoning_budget_message: What the model says at that limit, before the end of thinking.
+        reasoning_budget_message: What the model says at that limit, before the end of thinking. Left out: nothing.
         generation_config: Where a request's sampling values come from that it leaves out. `auto`: from the model's
             `generation_config.json`; `none`, or `vllm` as vLLM spells it: fixed ones.
         structured_output_whitespace: Whitespace in JSON of requests that ask for it and not for its whitespace.
@@ -74,7 +74,7 @@ class ModelOptions(OptionGroup):
     tool_call_format: ToolCallFormatChoice = "auto"
     reasoning_format: ReasoningFormatChoice = "auto"
     reasoning_budget: int = -1
-    reasoning_budget_message: str = ""
+    reasoning_budget_message: str | None = None
     generation_config: GenerationConfigChoice = "auto"
     structured_output_whitespace: Whitespace = "compact"
 
@@ -92,7 +92,7 @@ class ModelOptions(OptionGroup):
             "reasoning_budget": whole_number(
                 "a whole number of at least 0, or -1 for no limit", lambda value: value >= -1
             ),
-            "reasoning_budget_message": text(r"(?s).*", "a text"),
+            "reasoning_budget_message": optional(text(r"(?s).*", "a text")),
             "generation_config": one_of(*get_args(GenerationConfigChoice)),
             "structured_output_whitespace": one_of(*get_args(Whitespace)),
         }
