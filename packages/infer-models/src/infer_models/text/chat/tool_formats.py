@@ -25,44 +25,16 @@ def _json_list(*, name: str, begin: str, end: str, tokens: tuple[str, ...]) -> T
     )
 
 
-def _tagged(
-    *,
-    name: str,
-    call_begin: str,
-    before_arguments: str,
-    parameters: ParameterFormat,
-    call_end: str,
-    tokens: tuple[str, ...],
-    begin: str = "",
-    separator: str = "",
-    end: str = "",
-    wrapper: str = "",
-) -> ToolCallFormat:
-    """Return a format in which each parameter has tags around it."""
-    return ToolCallFormat(
-        name=name,
-        trigger=(begin or wrapper or call_begin).strip(),
-        is_anywhere=True,
-        begin=begin,
-        call_begin=call_begin,
-        before_arguments=before_arguments,
-        parameters=parameters,
-        call_end=call_end,
-        separator=separator,
-        end=end,
-        wrapper=wrapper,
-        tokens=tokens,
-    )
-
-
 _LINES = ParameterFormat(begin="<parameter=", name_end=">", end="</parameter>", own_lines=True)
 _DSML = "\uff5cDSML\uff5c"  # with bars of full width
 
 
 def _dsml(*, name: str, calls: str) -> ToolCallFormat:
     """Return DeepSeek's format in which `calls` is the name of the outer tag."""
-    return _tagged(
+    return ToolCallFormat(
         name=name,
+        trigger=f"<{_DSML}{calls}>",
+        is_anywhere=True,
         begin=f"<{_DSML}{calls}>\n",
         call_begin=f'<{_DSML}invoke name="',
         before_arguments='">\n',
@@ -185,8 +157,10 @@ TOOL_CALL_FORMATS = {
             separator="\n",
             tokens=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
         ),
-        _tagged(  # Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
+        ToolCallFormat(  # Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
             name="qwen3_coder",
+            trigger="<tool_call>",
+            is_anywhere=True,
             call_begin="<tool_call>\n<function=",
             before_arguments=">\n",
             parameters=_LINES,
@@ -195,8 +169,10 @@ TOOL_CALL_FORMATS = {
             separator="\n",
             tokens=("<tool_call>", "</tool_call>"),
         ),
-        _tagged(
+        ToolCallFormat(
             name="seed_oss",
+            trigger="<seed:tool_call>",
+            is_anywhere=True,
             call_begin="<seed:tool_call>\n<function=",
             before_arguments=">\n",
             parameters=_LINES,
@@ -205,8 +181,10 @@ TOOL_CALL_FORMATS = {
             separator="\n",
             tokens=("<seed:tool_call>", "</seed:tool_call>"),
         ),
-        _tagged(  # GLM 4.5 to 4.7, GLM 5
+        ToolCallFormat(  # GLM 4.5 to 4.7, GLM 5
             name="glm45",
+            trigger="<tool_call>",
+            is_anywhere=True,
             call_begin="<tool_call>",
             before_arguments="\n",
             parameters=ParameterFormat(begin="<arg_key>", name_end="</arg_key>\n<arg_value>", end="</arg_value>"),
@@ -217,8 +195,10 @@ TOOL_CALL_FORMATS = {
                 *("<arg_value>", "</arg_value>"),
             ),
         ),
-        _tagged(  # MiniMax M2 to M2.7
+        ToolCallFormat(  # MiniMax M2 to M2.7
             name="minimax_m2",
+            trigger="<minimax:tool_call>",
+            is_anywhere=True,
             begin="<minimax:tool_call>\n",
             call_begin='<invoke name="',
             before_arguments='">\n',
