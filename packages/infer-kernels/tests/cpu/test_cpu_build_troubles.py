@@ -103,11 +103,11 @@ def test_who_waited_for_a_compiler_that_failed_does_not_try_again(
     lock = (tmp_path / "cpu-kernels.lock").open("a")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
-    def fail_meanwhile(_: float) -> None:
+    def fail_meanwhile() -> None:
         lock.write(f"{name.name}\n`c++` failed: no luck")
         lock.close()
 
-    monkeypatch.setattr(time, "sleep", fail_meanwhile)
+    monkeypatch.setattr(building, "_wait", fail_meanwhile)
     with pytest.raises(BuildError, match="`c\\+\\+` failed: no luck"):
         build("float32", cache=tmp_path)
     monkeypatch.undo()
@@ -159,9 +159,15 @@ def test_the_program_compiles_into_the_cache_and_ends_with_its_input(compiler: P
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as program:
             assert program.wait(30) in codes
     assert len(list(cache.glob("*.so"))) == 1
-    write(compiler, f"echo started > {tmp_path}/fifo", "sleep 600")
+    write(compiler, f"echo started > {tmp_path}/fifo", f"echo $$ >> {tmp_path}/compilers", "exec sleep 600")
     os.mkfifo(tmp_path / "fifo")
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as program:
-        (tmp_path / "fifo").read_text()  # waits for a compiler
-    assert program.returncode != 0
-    assert not list(cache.glob("cpu-kernels-building-*"))
+    for _ in range(10):  # it ends at any moment, also while it starts the next compiler
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as program:
+            (tmp_path / "fifo").read_text()  # waits for a compiler
+        assert program.returncode != 0
+        assert not list(cache.glob("cpu-kernels-building-*"))
+    compilers = (tmp_path / "compilers").read_text().split()
+    assert len(compilers) >= 10
+    for each in compilers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(each), 0)

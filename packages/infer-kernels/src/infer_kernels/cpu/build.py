@@ -61,6 +61,8 @@ _LOOK_S = 0.01
 """Seconds between two looks at a lock or at compilers."""
 _LEFTOVER_S = 3600.0
 """Seconds after which nobody compiles in a folder any longer."""
+_ended = threading.Event()
+"""Set when this file as a program has to end. An exception of the signal's own would leave compilers and folders."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _NO_MEMORY = ("Killed", "out of memory", "annot allocate memory", "Resource temporarily unavailable")
 
@@ -201,7 +203,7 @@ def _lock(file: TextIO) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             had_to_wait = True
-            time.sleep(_LOOK_S)
+            _wait()
         except OSError:
             break
         else:
@@ -317,13 +319,23 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path, *, most_at_once: i
                     return _message(output.with_name(f"output-{number}").read_bytes(), process.returncode)
             if time.monotonic() > deadline_s:
                 raise BuildError(f"`{commands[0][0]}` was not done after {TIMEOUT_S:.0f} s")
-            time.sleep(_LOOK_S)
+            _wait()
     finally:
         for process in running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # a driver and the compiler that it has started
             process.wait()
     return ""
+
+
+def _wait() -> None:
+    """Wait until it is time for the next look.
+
+    Raises:
+        SystemExit: this file as a program has to end.
+    """
+    if _ended.wait(_LOOK_S):
+        sys.exit(1)
 
 
 def _start(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
@@ -349,7 +361,7 @@ def main(dtype: str) -> int:
     """Compile into the cache, until standard input ends; return `COMPILED`, or 0 where there was nothing to do."""
     if is_switched_off():
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, lambda *_: _ended.set())
     threading.Thread(target=_end_with_input, daemon=True).start()
     with suppress(BuildError, OSError, RuntimeError):  # who wants the library tries again, and says what is wrong
         if build_in_cache(cache_folder(), dtype, extra_flags=flags_of_environment()).compiler:
@@ -360,7 +372,7 @@ def main(dtype: str) -> int:
 def _end_with_input() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    _ended.set()
 
 
 if __name__ == "__main__":
