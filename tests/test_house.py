@@ -45,15 +45,15 @@ CEILINGS: dict[str, int] = {
     "packages/infer-models/tests": 8_900,
     "packages/infer-cache/src": 2_360,
     "packages/infer-cache/tests": 2_940,
-    "packages/infer-engine/src": 24_400,
-    "packages/infer-engine/tests": 19_100,
+    "packages/infer-engine/src": 25_000,
+    "packages/infer-engine/tests": 19_500,
     "packages/infer-server/src": 12_900,
     "packages/infer-server/tests": 9_500,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_300,
     "benchmarks/tests": 3_400,
-    "tests": 11_000,
+    "tests": 11_200,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

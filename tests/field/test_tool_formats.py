@@ -5,6 +5,7 @@ Models answer with scripts. Formats follow from the chat templates.
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ TAGGED = {
     "deepseek_v32": CHATML + f"{{# <{BAR}DSML{BAR}function_calls> #}}",
     "deepseek_v4": CHATML + f"{{# <{BAR}DSML{BAR}tool_calls> #}}",
 }
+LITERAL = {
+    "gemma4": CHATML + "{# <|tool_call>call: #}",
+    "functiongemma": CHATML + "{# <start_function_call> #}",
+    "lfm2": "List of tools: " + CHATML,
+    "olmo3": CHATML + "{# <function_calls> #}",
+    "llama4_pythonic": CHATML + "{# [func_name1(params_name1=params_value1)] #}",
+}
 LISTS = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "array"}}}}
 COUNTS = {
     "type": "object",
@@ -52,7 +60,7 @@ TOOLS = [Tool(name="count", parameters=COUNTS), Tool(name="sort", parameters=LIS
 
 def load(folder: Path, script: list[str], name: str, *, are_special: bool = True) -> LLM:
     marks = TOOL_CALL_FORMATS[name].tokens if are_special else ()
-    template = (TEMPLATES | TAGGED)[name]
+    template = (TEMPLATES | TAGGED | LITERAL)[name]
     save_scripted(folder, script, chat_template=template, special_tokens=marks)
     return LLM(str(folder), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False)
 
@@ -171,19 +179,21 @@ def script_of(name: str, arguments: object) -> list[str]:
     return [head, calls.write(("note", json.dumps(arguments))).removeprefix(head)]
 
 
-# smg-project/smg#1743: a text that looks like a number; vllm-project/vllm#37187: line breaks of the format in values
-@pytest.mark.parametrize("name", TAGGED)
+# smg-project/smg#1743: a text that looks like a number; vllm-project/vllm#37187: line breaks of the format in values;
+# ollama/ollama#15255, ggml-org/llama.cpp#26658: quotes and backslashes of code
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
 def test_parameters_of_a_call_are_its_arguments(name: str, tmp_path: Path) -> None:
-    arguments = {"path": "3", "text": '  if a < b:\n\tprint("</b>")\n', "lines": 2}
-    llm = load(tmp_path / "model", ["I write. ", *script_of(name, arguments)], name, are_special=False)
+    arguments = {"path": "3", "text": "  if a < b:\n\tprint(\"</b>\", label='\\n')\n", "lines": 2}
+    before = ["I write. "] if TOOL_CALL_FORMATS[name].is_anywhere else []
+    llm = load(tmp_path / "model", [*before, *script_of(name, arguments)], name, are_special=False)
     completion = answer(llm, tools=[NOTE, *TOOLS])
     assert calls_of(completion) == [("note", arguments)]
-    assert completion.text == "I write."
+    assert completion.text == "".join(before).strip()
     assert answer(llm).tool_calls == []  # no tools, no calls
 
 
 # vllm-project/vllm#49248, #47190: marks that a model left out gave `{}` or another tool's name
-@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
 def test_parameters_that_the_schema_does_not_allow_cannot_come(name: str, tmp_path: Path) -> None:
     for number, wrong in enumerate(({"path": "a"}, {"path": "a", "text": "b", "lines": []}, {"path": "a", "other": 1})):
         script = script_of(name, wrong)
@@ -194,7 +204,7 @@ def test_parameters_that_the_schema_does_not_allow_cannot_come(name: str, tmp_pa
         assert call.arguments != '{"path": "a"}'
 
 
-@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("name", [*TAGGED, *LITERAL])
 def test_a_call_with_parameters_can_be_forced(name: str, tmp_path: Path) -> None:
     llm = load(tmp_path / "model", ["I would rather not."], name, are_special=False)
     [completion] = llm.chat(
@@ -208,6 +218,79 @@ def test_a_call_with_parameters_can_be_forced(name: str, tmp_path: Path) -> None
     assert completion.tool_calls[0].name == "count"
     for call in completion.tool_calls[:-1]:  # the last one may be cut off
         assert isinstance(json.loads(call.arguments)["must"], int)
+
+
+ORDER = {
+    "type": "object",
+    "properties": {
+        "items": {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+        "to": {"type": "object", "properties": {"who": {"type": "string"}, "gift": {"type": "boolean"}}},
+    },
+}
+SHOP = [Tool(name="shop.order", parameters=ORDER), Tool(name="today"), NOTE]
+
+
+def spoken(name: str, script: list[str], folder: Path, tools: list[Tool] | None = None) -> Completion:
+    return answer(load(folder, script, name, are_special=False), tools=tools or SHOP)
+
+
+# vllm-project/vllm#30722, raullenchai/Rapid-MLX#1102: objects in lists ended a call; ml-explore/mlx-lm#1246: names with
+# dots; NousResearch/hermes-agent#7449: nested values became texts
+@pytest.mark.parametrize("name", LITERAL)
+def test_nested_values_and_several_calls_are_kept(name: str, tmp_path: Path) -> None:
+    order = {"items": [{"n": 1}, {"n": 2}], "to": {"who": "a, {b}: [c] (d)", "gift": True}}
+    script = [TOOL_CALL_FORMATS[name].write(("shop.order", json.dumps(order)), ("today", "{}"))]
+    completion = spoken(name, script, tmp_path)
+    assert calls_of(completion) == [("shop.order", order), ("today", {})]
+    assert completion.text == ""
+
+
+# vllm-project/vllm#47906: numbers and constants that have no quotes became texts
+def test_gemmas_bare_values_keep_their_types(tmp_path: Path) -> None:
+    written = "<|tool_call>call:shop.order{items:[{n:7}],to:{gift:false}}<tool_call|>"
+    assert calls_of(spoken("gemma4", [written], tmp_path)) == [
+        ("shop.order", {"items": [{"n": 7}], "to": {"gift": False}})
+    ]
+
+
+# ollama/ollama#15315, #18471, jundot/omlx#1854: texts in other quotes or none, or arguments in other marks
+@pytest.mark.parametrize("wrong", ["path:a.txt,text:\n\n# Notes, and more", "path:'a.txt',text:':\\s*'", "BEGIN_ARG a"])
+def test_gemma_cannot_leave_its_quotes_out(wrong: str, tmp_path: Path) -> None:
+    [call] = spoken("gemma4", ["<|tool_call>call:note{", wrong, "<tool_call|>"], tmp_path, [NOTE]).tool_calls
+    assert re.match(r'\{"((path|text)": "|lines": -?\d)', call.arguments)
+
+
+# ml-explore/mlx-lm#1271: constants of JSON in OLMo's calls, and one call a line
+def test_constants_of_both_languages_are_read(tmp_path: Path) -> None:
+    for number, (true, name) in enumerate((("true", "olmo3"), ("True", "lfm2"))):
+        calls = TOOL_CALL_FORMATS[name]
+        script = [f"{calls.begin}shop.order(to=", f'{{"gift": {true}}})', f"{calls.separator}today()", calls.end]
+        completion = spoken(name, script, tmp_path / f"{number}")
+        assert calls_of(completion) == [("shop.order", {"to": {"gift": True}}), ("today", {})]
+
+
+# vllm-project/vllm#46863: a model that is asked for Python and writes JSON, which `llama3_json` reads
+def test_json_where_python_is_asked_for_is_text(tmp_path: Path) -> None:
+    script = ['{"name": "today", "parameters": {}}']
+    assert spoken("llama4_pythonic", script, tmp_path).text == script[0]
+    llm = LLM(str(tmp_path), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False,
+              tool_call_format="llama3_json")  # fmt: skip
+    assert calls_of(answer(llm, tools=SHOP)) == [("today", {})]
+
+
+# lmstudio-ai/lmstudio-bug-tracker#2013, jundot/omlx#2533: thinking in a channel, which the prompt may have begun
+@pytest.mark.parametrize("begun", ["", "<|channel>thought\n"])
+def test_gemmas_thinking_is_told_from_its_answer_and_calls(begun: str, tmp_path: Path) -> None:
+    template = LITERAL["gemma4"] + "{# <|channel>thought #}" + begun
+    begin = [] if begun else ["<|channel>", "thought\n"]
+    script = [*begin, "I need", " the day.\n", "<channel|>", "<|tool_call>", "call:today{}", "<tool_call|>"]
+    marks = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>")
+    save_scripted(tmp_path, script, chat_template=template, special_tokens=marks)
+    llm = LLM(str(tmp_path), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False)
+    completion = answer(llm, tools=SHOP)
+    assert completion.reasoning == "I need the day."
+    assert calls_of(completion) == [("today", {})]
+    assert completion.text == ""
 
 
 LEAVES: dict[str, Any] = {

@@ -32,6 +32,7 @@ HERMES = TOOL_CALL_FORMATS["hermes"]
 MARKERS = (
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "\uff5cDSML\uff5c"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_call_start|>"),
 )
 
 
@@ -58,7 +59,11 @@ COMPILERS = {name: compiler(tokenizer) for name, tokenizer in TOKENIZERS.items()
 
 
 def form(
-    calls: ToolCallFormat | None, state: ReasoningState, vocabulary: str, prompt: ChatPrompt | None = None
+    calls: ToolCallFormat | None,
+    state: ReasoningState,
+    vocabulary: str,
+    prompt: ChatPrompt | None = None,
+    reasoning: str = "think",
 ) -> AnswerForm:
     tokenizer, prompt = TOKENIZERS[vocabulary], prompt or ChatPrompt(messages=())
     is_one = not prompt.parallel_tool_calls or prompt.tool_name is not None
@@ -68,7 +73,7 @@ def form(
         return token_id if token_id in tokenizer.special_ids else None
 
     return AnswerForm(
-        reasoning_format=REASONING_FORMATS["think"],
+        reasoning_format=REASONING_FORMATS[reasoning],
         reasoning_state=state,
         tool_call_format=calls,
         token_id_of=token_id_of,
@@ -85,11 +90,12 @@ def allows(
     state: ReasoningState = NONE,
     content: StructuredOutputs | None = None,
     vocabulary: str = "text",
+    reasoning: str = "think",
     **prompt: Any,
 ) -> str:
     """Return `whole` if the answer may end after `text`, `part` if it may go on to, `no` if it cannot come."""
     asked = ChatPrompt(messages=(), **{"tools": TOOLS, "tool_choice": "required", **prompt})
-    grammar = answer_grammar(asked, content, form(calls, state, vocabulary, asked))
+    grammar = answer_grammar(asked, content, form(calls, state, vocabulary, asked, reasoning))
     assert grammar is not None
     constraint = COMPILERS[vocabulary].constraint(grammar)
     for token_id in TOKENIZERS[vocabulary].encode(text, add_special_tokens=False):
@@ -135,6 +141,21 @@ def test_thinking_comes_first_and_is_free(calls: ToolCallFormat, state: Reasonin
     assert allows(thought + "Well.", calls, state=state) == "no"
     assert allows(one, calls, state=state) == "whole"
     assert allows(thought + calls.trigger + "?", calls, state=state) == "no"
+
+
+@pytest.mark.parametrize("vocabulary", TOKENIZERS)
+def test_gemmas_thinking_begins_with_a_mark_and_a_word(vocabulary: str) -> None:
+    calls = TOOL_CALL_FORMATS["gemma4"]
+
+    def found(text: str, state: ReasoningState = MAY_BEGIN) -> str:
+        return allows(text, calls, state=state, vocabulary=vocabulary, reasoning="gemma4")
+
+    one = calls.write(ROME)
+    for thought in ("<|channel>thought\nso <|tool_ca<channel|>", "<|channel>thought\n<channel|>", ""):
+        assert found(thought + one) == "whole"
+        assert found(thought + "Well.") == "no"
+    assert found("<|channel>final\n") == "no"
+    assert found(f"so<channel|>\n{one}", OPEN) == "whole"
 
 
 @pytest.mark.parametrize("vocabulary", TOKENIZERS)

@@ -65,10 +65,11 @@ def test_thinking_is_free_whatever_it_says_of_calls(state: ReasoningState) -> No
 def test_arguments_alone_are_masked_in_every_format(calls: ToolCallFormat) -> None:
     for arguments in ('{"must": 1, "may": 2}', '{"may": 2, "must": 1}', '{\n  "must": 1\n}'):
         found = masked(call(calls, "look", arguments) + "\nDone.", calls)
-        assert len(found.strip(" }\n")) >= len(arguments.strip("{} \n"))
+        written = arguments if calls.literals is None else calls.literals.write(arguments)
+        assert len(found.strip(" }\n")) >= len(written.strip("{} \n"))
         assert "Done" not in found
         assert "..." not in found
-    nothing = ("{}", "}", "}}", "{}}") if calls.parameters is None else (calls.call_end.split()[0],)
+    nothing = (calls.arguments_end,) if calls.arguments_end else ("{}", "}", "}}", "{}}")
     assert masked(call(calls, "look_up", "{}"), calls).strip() in nothing
     for wrong in ('{"may": 1}', '{"must": "x"}', '{"other": 1}', "3"):
         assert masked(call(calls, "look", wrong), calls).endswith("...")

@@ -111,13 +111,20 @@ def test_the_format_of_tool_calls_is_found_from_the_template(name: str) -> None:
         ("<tool_call>\n<function=f>\n<parameter=x>", "qwen3_coder"),
         ("<seed:tool_call>\n<function=f>\n<parameter=x>", "seed_oss"),
         ("<tool_call>f\n<arg_key>", "glm45"),
+        ("<|tool_call>call:f{}<tool_call|>", "gemma4"),
+        ("<start_function_call>call:f{}<end_function_call>", "functiongemma"),
+        ("List of tools: <|tool_list_start|>[{}]<|tool_list_end|>", "lfm2"),
+        ("List of tools: [{}]", "lfm2"),
+        ("<function_calls>f()</function_calls>", "olmo3"),
+        ("[func_name1(params_name1=params_value1), func_name2(params)]", "llama4_pythonic"),
+        ("<function=f>{}</function>", "llama3_function"),
     ],
 )
 def test_a_template_that_writes_the_marks_of_a_format_has_it(source: str, name: str) -> None:
     assert format_names(family_tokenizer(f"{CHATML}{DESCRIBED}{{# {source} #}}"))[0] == name
 
 
-OTHERS = tuple(f"{CHATML}{DESCRIBED}{{# {mark} #}}" for mark in ("<invoke name=", "<function=f>{}</function>"))
+OTHERS = tuple(f"{CHATML}{DESCRIBED}{{# {mark} #}}" for mark in ("<invoke name=", "<tools>"))
 
 
 @pytest.mark.parametrize("template", [*OTHERS, CHATML, CHATML + DESCRIBED])
@@ -136,7 +143,8 @@ def test_a_template_that_wants_parameters_described_knows_tools() -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        *((mark, name) for name, known in REASONING_FORMATS.items() if name != "harmony" for mark in known.markers),
+        *((each.begin, name) for name, each in REASONING_FORMATS.items() if name != "harmony"),
+        *((each.end, name) for name, each in REASONING_FORMATS.items() if name != "harmony"),
         ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
         ("</thinking>", None),
     ],

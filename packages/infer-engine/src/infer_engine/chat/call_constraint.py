@@ -30,7 +30,7 @@ class CallConstraint:
         self._vocabulary = vocabulary
         self._shown_ids = frozenset(heads.shown_ids)
         self._strict_names = frozenset(heads.strict_names)
-        self._has_tags = heads.tool_call_format.parameters is not None
+        self._format = heads.tool_call_format
         self._parser = parser_of_calls(heads)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._beginning = matcher
@@ -85,15 +85,21 @@ class CallConstraint:
             return None
         return TokenConstraint(matcher, vocab_size=self._vocabulary.tokenizer.vocab_size)
 
+    def _tokens_of_two_parts(self) -> list[int]:
+        """Return the tokens that may hold the end of a head and more than the beginning of any arguments."""
+        if self._format.literals is not None:
+            return self._vocabulary.brackets_begun
+        return self._vocabulary.objects_begun if self._format.parameters is None else self._vocabulary.tags_begun
+
     def _look_ahead(self) -> Bitmask | None:
         """Return a mask of all tokens but those that would begin the arguments of a strict tool in a wrong way.
 
         Few tokens hold the end of a head and more than the beginning of any arguments. None: there are none of these.
         """
-        if self._has_tags and not self._parser.is_waiting:
+        if self._format.parameters is not None and not self._parser.is_waiting:
             return None
         wrong = []
-        for token_id in self._vocabulary.tags_begun if self._has_tags else self._vocabulary.objects_begun:
+        for token_id in self._tokens_of_two_parts():
             text = self._vocabulary.text_bytes(token_id, self._shown_ids).decode(errors="replace")
             found = self._parser.foresee(text)
             if (

@@ -51,7 +51,6 @@ class CallMarks:
         "_before_arguments",
         "_name_end",
         "_names",
-        "arguments_end",
         "begin",
         "call_end",
         "end",
@@ -67,11 +66,12 @@ class CallMarks:
         bare = [begin[1:]] if call_format.wrapper else []
         self.begin: _Marks = [begin, *bare, *_with_type(begin)]
         self.first_begin: _Marks = [[*call_format.begin.split(), *each] for each in self.begin]
-        call_end = call_format.call_end.split()
-        parameters = call_format.parameters
-        self.arguments_end = call_end.pop(0) if parameters is not None else ""
-        self._argument_marks = ("{",) if parameters is None else (parameters.begin, self.arguments_end)
-        self.call_end = call_end
+        self._argument_marks: Sequence[str] = ("{",)
+        if call_format.literals is not None:
+            self._argument_marks = ("",)  # a name, or the end
+        elif call_format.parameters is not None:
+            self._argument_marks = (call_format.parameters.begin, call_format.arguments_end)
+        self.call_end = call_format.call_end.removeprefix(call_format.arguments_end).split()
         self.separator = call_format.separator.split()
         self.end = call_format.end.split()
         pieces = _pieces(call_format.before_arguments)
@@ -85,6 +85,8 @@ class CallMarks:
         start = match_one_of(text, position, begin)
         if start < 0:
             return Head(start)
+        if not self.format.call_begin:
+            start = skip_blanks(text, start)
         found = self._name_end.search(text, start, start + MAX_NAME_CHARACTERS + 1)
         name_end = -1 if found is None else found.start()
         written = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from infer_engine.chat.arguments.literal_grammar import LiteralGrammar
 from infer_engine.chat.arguments.marks import RULES, MarkGrammar
 from infer_engine.chat.arguments.parameter_grammar import ParameterGrammar
 from infer_engine.chat.arguments.tool_schemas import arguments_schema, schema_of_encoded
@@ -44,7 +45,8 @@ def answer_grammar(prompt: ChatPrompt, content: StructuredOutputs | None, form: 
         rules = [f"content: {_nested(content)}"]
         answer = "content"
     else:
-        is_json = content is not None and not form.tool_call_format.is_anywhere
+        call_format = form.tool_call_format
+        is_json = content is not None and not call_format.is_anywhere and call_format.literals is None
         rules = _CallRules(form).make(prompt, as_json=is_json)
         answer = _answer_with_calls(prompt, content, rules)
     start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules)
@@ -69,15 +71,15 @@ def _arguments_grammar(
     encoded_tools: Sequence[bytes], call_format: ToolCallFormat, mark_ids: Sequence[tuple[str, int]]
 ) -> str:
     members = AnyOrder()
-    parameters = _parameter_grammar(call_format, MarkGrammar(dict(mark_ids)), members)
+    own_grammar = _own_grammar(call_format, MarkGrammar(dict(mark_ids)), members)
     starts: list[str] = []
     num_characters = 0
     for encoded in encoded_tools:
         tool = msgspec.json.decode(encoded, type=Tool)
         schema = schema_of_encoded(encoded)
         num_characters += len(_arguments(encoded))
-        if parameters is not None:
-            arguments = parameters.arguments(tool.name, schema, strict=tool.strict)
+        if own_grammar is not None:
+            arguments = own_grammar.arguments(tool.name, schema, strict=tool.strict)
         else:
             written = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
             arguments = f"GAP {written}"
@@ -86,11 +88,15 @@ def _arguments_grammar(
     return HEADER + "\n".join([f"start: {' | '.join(starts)}", *members.rules]) + ANY_ORDER_RULES + RULES
 
 
-def _parameter_grammar(call_format: ToolCallFormat, marks: MarkGrammar, members: AnyOrder) -> ParameterGrammar | None:
+def _own_grammar(
+    call_format: ToolCallFormat, marks: MarkGrammar, members: AnyOrder
+) -> ParameterGrammar | LiteralGrammar | None:
     """Return what makes the rules of arguments that are not written as JSON; None where they are."""
-    if call_format.parameters is None:
-        return None
-    return ParameterGrammar(call_format.parameters, call_format.call_end.split()[0], marks, members)
+    if call_format.literals is not None:
+        return LiteralGrammar(call_format.literals, marks, members)
+    if call_format.parameters is not None:
+        return ParameterGrammar(call_format.parameters, call_format.arguments_end, marks, members)
+    return None
 
 
 def _answer_with_calls(prompt: ChatPrompt, content: StructuredOutputs | None, rules: list[str]) -> str:
@@ -117,11 +123,12 @@ def _with_reasoning(answer: str, form: AnswerForm, rules: list[str]) -> str:
     after = f"({end} GAP {answer} | {thinking})"
     if form.reasoning_state is ReasoningState.OPEN:
         return f"start: {after}"
-    begin_id = form.token_id_of(form.reasoning_format.begin)
-    if begin_id is None:
-        rules.append(f"thinking[lazy]: /[ \\n]{{0,4}}{escaped(form.reasoning_format.begin)}/")
+    begin = form.reasoning_format.begin
+    ids = {mark: token_id for mark in form.reasoning_format.markers if (token_id := form.token_id_of(mark)) is not None}
+    if any(mark in begin for mark in ids):
+        rules.append(f"thinking: GAP {MarkGrammar(ids).literal(begin)}")
     else:
-        rules.append(f"thinking: GAP <[{begin_id}]>")
+        rules.append(f"thinking[lazy]: /[ \\n]{{0,4}}{escaped(begin)}/")
     return f"start: {answer} | thinking {after}"
 
 
@@ -145,7 +152,7 @@ class _CallRules:
         self._names = form.tool_names
         self._marks = MarkGrammar(form.mark_ids)
         self._members = AnyOrder()
-        self._parameters = _parameter_grammar(self._format, self._marks, self._members)
+        self._own_grammar = _own_grammar(self._format, self._marks, self._members)
 
     def make(self, prompt: ChatPrompt, *, as_json: bool) -> list[str]:
         """Return the rule `calls`, and those that it needs.
@@ -156,9 +163,8 @@ class _CallRules:
         tools = [tool for tool in prompt.tools if tool.name in self._names]
         max_calls = self._max_calls
         literal = self._marks.literal
-        call_end = self._format.call_end
-        if self._parameters is not None:  # whose expressions hold the first part of it
-            call_end = call_end.removeprefix(call_end.split()[0])
+        # The expressions of arguments hold the first part of it.
+        call_end = self._format.call_end.removeprefix(self._format.arguments_end)
         separator, begin = self._format.separator, self._format.call_begin
         call, next_call = (f"{literal(before)} tool {literal(call_end)}" for before in (begin, separator + begin))
         if as_json:
@@ -190,9 +196,9 @@ class _CallRules:
         """Return what generates the arguments of `tool`, and the mark before them."""
         before = self._format.before_arguments
         encoded = msgspec.json.encode(tool)
-        if self._parameters is None:
+        if self._own_grammar is None:
             return f"{self._marks.literal(before)} {_arguments(encoded)}"
-        arguments = self._parameters.arguments(tool.name, schema_of_encoded(encoded), strict=tool.strict)
+        arguments = self._own_grammar.arguments(tool.name, schema_of_encoded(encoded), strict=tool.strict)
         return f"{self._marks.mark(before)} {arguments}"
 
 

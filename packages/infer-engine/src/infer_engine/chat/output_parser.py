@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from infer_engine.chat.answer_parts import AnswerParts
 from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
-from infer_engine.chat.arguments.parameter_reader import ParameterReader
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
+from infer_engine.chat.arguments.readers import ArgumentReader, argument_reader
 from infer_engine.chat.call_marks import (
     MORE,
     NO,
@@ -46,6 +46,7 @@ class AnswerParser:
     """
 
     __slots__ = (
+        "_arguments",
         "_before_mark",
         "_calls",
         "_content_marks",
@@ -53,7 +54,6 @@ class AnswerParser:
         "_json",
         "_max_calls",
         "_num_calls",
-        "_parameters",
         "_parts",
         "_reasoning",
         "_seeks_end",
@@ -99,10 +99,9 @@ class AnswerParser:
         self._before_mark = ""  # the last character of content
         self._num_calls = 0
         self._json = JsonObjectReader()
-        self._parameters: ParameterReader | None = None
-        if self._calls is not None and (parameters := self._calls.format.parameters) is not None:
-            types = parameter_types or ParameterTypes()
-            self._parameters = ParameterReader(parameters, self._calls.arguments_end, types)
+        self._arguments: ArgumentReader | None = None
+        if tool_call_format is not None:
+            self._arguments = argument_reader(tool_call_format, parameter_types)
         self.is_reasoning = False
         self.callee: str | None = None
         self.call_number = 0
@@ -305,23 +304,18 @@ class AnswerParser:
         self._parts.end_part()
         self._parts.append(ToolCallDelta(index=self._num_calls, name=head.name))
         self._num_calls += 1
-        if self._parameters is not None:
-            self._parameters.begin(head.name)
+        assert self._arguments is not None
+        self._arguments.begin(head.name)
         self._step = self._read_arguments
         return head.end
 
     def _read_arguments(self, text: str, start: int) -> int:
         """Read arguments, of which the beginning may have been read."""
         assert self._calls is not None
-        if self._parameters is not None:
-            end, is_whole = self._parameters.read(text, start, self._put_arguments)
-            if not is_whole:
-                return self._hold(text, end)
-        else:
-            end = self._json.read(text, start)
-            self._put_arguments(text[start : len(text) if end < 0 else end])
-            if end < 0:
-                return len(text)
+        assert self._arguments is not None
+        end, is_whole = self._arguments.read(text, start, self._put_arguments)
+        if not is_whole:
+            return self._hold(text, end)
         self.callee = None
         self._step = self._read_call_end
         if not self._calls.call_end:
@@ -365,20 +359,20 @@ class AnswerParser:
         position = skip_blanks(text, position)
         if position == len(text) or text[position].isspace():  # white space between calls has no meaning
             return position
+        end = match(text, position, marks.end) if marks.end else NO
+        if end == MORE:
+            return self._hold(text, position)
         after_separator = match(text, position, marks.separator)
-        if after_separator >= 0:
+        if end == NO and after_separator >= 0:
             after_separator = skip_blanks(text, after_separator)
             next_call = match_one_of(text, after_separator, marks.begin)
-            if next_call == MORE:
+            if next_call == MORE or after_separator == len(text):
                 return self._hold(text, position)
             if next_call != NO:
                 self._step = self._read_next_head
                 return after_separator
-        end = match(text, position, marks.end)
-        if end == MORE:
-            return self._hold(text, position)
         self._step = self._read_answer
-        return position if end < 0 else end
+        return max(position, end)
 
     def _put_all_but(
         self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, markers: Sequence[str]

@@ -84,6 +84,11 @@ class Vocabulary:
         """The tokens in which a tag begins, which may be the one that ends a call."""
         return [token_id for token_id, token in enumerate(self.tokens) if b"<" in token]
 
+    @cached_property
+    def brackets_begun(self) -> list[int]:
+        """The tokens in which something follows a bracket that may end the head of a call."""
+        return [token_id for token_id, token in enumerate(self.tokens) if b"(" in token[:-1] or b"{" in token[:-1]]
+
     def text_bytes(self, token_id: int, shown_ids: Collection[int]) -> bytes:
         """Return the bytes of a token in an answer: a special one has none, but for those of `shown_ids`."""
         is_hidden = token_id in self.special_ids and token_id not in shown_ids

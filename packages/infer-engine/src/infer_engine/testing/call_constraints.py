@@ -17,6 +17,7 @@ from infer_models.text.testing import split_byte_level
 SPECIAL = (
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|start|>", "<|call|>"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "\uff5cDSML\uff5c"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>"),
 )
 PIECES = ("></", '":{"', '": {', ' {"', '{"', "}}", "}}\n", '":', "</tool_call>")
 

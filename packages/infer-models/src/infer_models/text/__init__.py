@@ -1,6 +1,6 @@
 """Text on one side, token ids on the other: tokenizers, chat templates, streaming, stop strings. Imports no torch."""
 
-from infer_models.text.chat.call_format import ParameterFormat, ToolCallFormat
+from infer_models.text.chat.call_format import LiteralFormat, ParameterFormat, ToolCallFormat
 from infer_models.text.chat.conversation import Conversation
 from infer_models.text.chat.encoder import EncodedChat, ReasoningState
 from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat
@@ -21,6 +21,7 @@ __all__ = [
     "Conversation",
     "EncodedChat",
     "IncrementalDetokenizer",
+    "LiteralFormat",
     "ParameterFormat",
     "ReasoningFormat",
     "ReasoningState",

@@ -31,9 +31,17 @@ ToolCallFormatChoice = Literal[
     "minimax_m2",
     "deepseek_v32",
     "deepseek_v4",
+    "gemma4",
+    "functiongemma",
+    "lfm2",
+    "olmo3",
+    "llama4_pythonic",
+    "llama3_function",
     "json",
 ]
-ReasoningFormatChoice = Literal["auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "harmony"]
+ReasoningFormatChoice = Literal[
+    "auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "gemma4", "harmony"
+]
 GenerationConfigChoice = Literal["auto", "none", "vllm"]
 
 

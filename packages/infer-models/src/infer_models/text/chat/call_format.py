@@ -1,8 +1,12 @@
 """`ToolCallFormat`: how a model writes tool calls."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
+
+BARE_NAME = re.compile(r"[\w.$-]+")
+"""A name that literals have without quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,70 @@ class ParameterFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiteralFormat:
+    """How arguments are written as literals of another language than JSON, such as Python.
+
+    ```
+    NAME name_end VALUE, NAME name_end VALUE end
+    ```
+
+    Numbers and lists are those of JSON, and objects but for their names. A name that holds more than letters, digits
+    and `_.$-` is written as a text.
+
+    Attributes:
+        name_end: between a name of the arguments and its value.
+        end: after the last argument.
+        separator: between two members or elements.
+        quote: at both ends of a text, which is written as it is; the names of objects in values have none. Left out:
+            single or double quotes, with backslashes as in Python, also around those names.
+        true, false, null: these values.
+    """
+
+    name_end: str
+    end: str
+    separator: str = ", "
+    quote: str = ""
+    true: str = "true"
+    false: str = "false"
+    null: str = "null"
+
+    def write(self, arguments: str) -> str:
+        """Return arguments, which are a JSON object, without `end`; any other text is written as one argument."""
+        members = _members(arguments).items()
+        return self.separator.join(
+            f"{self.write_name(name)}{self.name_end}{self._write(each)}" for name, each in members
+        )
+
+    def write_name(self, name: str) -> str:
+        """Return a name of the arguments."""
+        return name if BARE_NAME.fullmatch(name) else self.write_text(name)
+
+    def write_text(self, text: str) -> str:
+        """Return a text."""
+        return f"{self.quote}{text}{self.quote}" if self.quote else json.dumps(text, ensure_ascii=False)
+
+    def write_constant(self, value: bool | None) -> str:  # noqa: FBT001 - the value itself
+        """Return true, false or null."""
+        return self.null if value is None else self.true if value else self.false
+
+    def _write(self, value: object) -> str:
+        match value:
+            case bool() | None:
+                return self.write_constant(value)
+            case str():
+                return self.write_text(value)
+            case list():
+                return f"[{self.separator.join(map(self._write, value))}]"
+            case dict():
+                colon = ":" if self.quote else ": "
+                write_name = self.write_name if self.quote else self.write_text
+                members = (f"{write_name(name)}{colon}{self._write(each)}" for name, each in value.items())
+                return f"{{{self.separator.join(members)}}}"
+            case _:
+                return json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallFormat:
     """The texts around a tool call. White space in them stands for any little white space, or none.
 
@@ -51,7 +119,8 @@ class ToolCallFormat:
     begin  call_begin NAME before_arguments ARGUMENTS call_end  separator  call_begin ... call_end  end
     ```
 
-    Arguments are a JSON object, or `parameters` says otherwise; then they go up to the first text of `call_end`.
+    Arguments are a JSON object, or `parameters` or `literals` says otherwise; then they end with the first text of
+    `call_end`.
 
     Attributes:
         name: name in the configuration.
@@ -69,7 +138,8 @@ class ToolCallFormat:
             `markers`.
         is_numbered: a colon and the number of the call, counted over the conversation, come after the name. Templates
             take both from the ids of calls.
-        parameters: how arguments are written that are not a JSON object.
+        parameters: how arguments are written that are given one by one between marks.
+        literals: how arguments are written that are literals of another language than JSON.
     """
 
     name: str
@@ -86,6 +156,14 @@ class ToolCallFormat:
     tokens: tuple[str, ...] = ()
     is_numbered: bool = False
     parameters: ParameterFormat | None = None
+    literals: LiteralFormat | None = None
+
+    @property
+    def arguments_end(self) -> str:
+        """The text with which `call_end` begins, up to which arguments go; empty where they are JSON."""
+        if self.literals is not None:
+            return self.literals.end
+        return "" if self.parameters is None else self.call_end.split()[0]
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -104,13 +182,15 @@ class ToolCallFormat:
         texts = []
         for index, (name, arguments) in enumerate(calls):
             number = f":{index}" if self.is_numbered else ""
-            written = arguments if self.parameters is None else self.parameters.write(arguments)
+            written_as = self.parameters or self.literals
+            written = arguments if written_as is None else written_as.write(arguments)
             texts.append(f"{self.call_begin}{name}{number}{self.before_arguments}{written}{self.call_end}")
         return self.begin + self.separator.join(texts) + self.end
 
     def example(self) -> str:
         """Return a call with words in the places of its parts."""
-        return self.write(("NAME", "{...}" if self.parameters is None else '{"PARAMETER": "VALUE"}'))
+        is_json = self.parameters is None and self.literals is None
+        return self.write(("NAME", "{...}" if is_json else '{"PARAMETER": "VALUE"}'))
 
 
 def _members(arguments: str) -> dict[str, Any]:

@@ -13,17 +13,19 @@ class ReasoningFormat:
         end: after it.
         channels: further texts around the messages of an answer that comes in channels, of which one is for reasoning;
             empty in other formats.
+        tokens: the texts in `begin` and `end` that are one token; left out: both are.
     """
 
     name: str
     begin: str
     end: str
     channels: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts that are one token in vocabularies of this format, if they have it."""
-        return self.channels or (self.begin, self.end)
+        return self.channels or self.tokens or (self.begin, self.end)
 
 
 REASONING_FORMATS = {
@@ -36,6 +38,9 @@ REASONING_FORMATS = {
         ReasoningFormat(name="kimi", begin="◁think▷", end="◁/think▷"),  # Kimi-VL
         ReasoningFormat(name="exaone", begin="<thought>", end="</thought>"),  # EXAONE Deep
         ReasoningFormat(name="cohere", begin="<|START_THINKING|>", end="<|END_THINKING|>"),  # Command A Reasoning
+        ReasoningFormat(
+            name="gemma4", begin="<|channel>thought", end="<channel|>", tokens=("<|channel>", "<channel|>")
+        ),
         ReasoningFormat(  # gpt-oss
             name="harmony",
             begin="<|channel|>analysis<|message|>",

@@ -2,7 +2,7 @@
 
 import re
 
-from infer_models.text.chat.call_format import ParameterFormat, ToolCallFormat
+from infer_models.text.chat.call_format import LiteralFormat, ParameterFormat, ToolCallFormat
 
 _DEEPSEEK_WORDS = ("tool▁calls▁begin", "tool▁call▁begin", "tool▁sep", "tool▁call▁end", "tool▁calls▁end")
 _DEEPSEEK_TOKENS = tuple(f"<\uff5c{word}\uff5c>" for word in _DEEPSEEK_WORDS)  # with bars of full width
@@ -51,6 +51,23 @@ def _dsml(*, name: str, calls: str) -> ToolCallFormat:
     )
 
 
+def _gemma(*, name: str, begin: str, end: str, quote: str) -> ToolCallFormat:
+    """Return Gemma's format with these special tokens around calls and texts."""
+    return ToolCallFormat(
+        name=name,
+        trigger=begin,
+        is_anywhere=True,
+        call_begin=f"{begin}call:",
+        before_arguments="{",
+        literals=LiteralFormat(name_end=":", end="}", separator=",", quote=quote),
+        call_end=f"}}{end}",
+        tokens=(begin, end, quote),
+    )
+
+
+_PYTHON = LiteralFormat(name_end="=", end=")", true="True", false="False", null="None")
+
+
 TOOL_CALL_FORMATS = {
     each.name: each
     for each in (
@@ -72,6 +89,15 @@ TOOL_CALL_FORMATS = {
             call_end="}",
             separator="; ",
             prefix="<|python_tag|>",
+        ),
+        ToolCallFormat(  # Llama 3.1 where its template asks for tags
+            name="llama3_function",
+            trigger="<function=",
+            is_anywhere=True,
+            call_begin="<function=",
+            before_arguments=">",
+            call_end="</function>",
+            separator="\n",
         ),
         ToolCallFormat(  # Mistral 7B v0.3 to Small 3
             name="mistral",
@@ -210,6 +236,50 @@ TOOL_CALL_FORMATS = {
         ),
         _dsml(name="deepseek_v32", calls="function_calls"),
         _dsml(name="deepseek_v4", calls="tool_calls"),
+        _gemma(name="gemma4", begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
+        _gemma(
+            name="functiongemma", begin="<start_function_call>", end="<end_function_call>", quote="<escape>"
+        ),  # Gemma 3 270M for calls
+        ToolCallFormat(  # LFM2, LFM2.5
+            name="lfm2",
+            trigger="<|tool_call_start|>",
+            is_anywhere=True,
+            begin="<|tool_call_start|>[",
+            call_begin="",
+            before_arguments="(",
+            literals=_PYTHON,
+            call_end=")",
+            separator=", ",
+            end="]<|tool_call_end|>",
+            tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+        ),
+        ToolCallFormat(
+            name="olmo3",
+            trigger="<function_calls>",
+            is_anywhere=True,
+            begin="<function_calls>",
+            call_begin="",
+            before_arguments="(",
+            literals=LiteralFormat(name_end="=", end=")"),
+            call_end=")",
+            separator="\n",
+            end="</function_calls>",
+            tokens=("<function_calls>", "</function_calls>"),
+        ),
+        ToolCallFormat(  # Llama 4, and Llama 3.2 where it is asked for calls of Python
+            name="llama4_pythonic",
+            trigger="[",
+            is_anywhere=False,
+            begin="[",
+            call_begin="",
+            before_arguments="(",
+            literals=_PYTHON,
+            call_end=")",
+            separator=", ",
+            end="]",
+            prefix="<|python_start|>",
+            tokens=("<|python_start|>",),
+        ),
         ToolCallFormat(  # for templates that know no tools
             name="json",
             trigger='{"name": "',
@@ -233,12 +303,19 @@ _SIGNS = (
     ("<|plugin|>", "internlm"),
     ("<tool_calls>", "minimax_m1"),
     ("<|tool_call|>", "granite"),
+    ("<|tool_call>", "gemma4"),
+    ("<start_function_call>", "functiongemma"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<|tool_list_start|>", "lfm2"),
+    ("<function_calls>", "olmo3"),
+    ("func_name1(params_name1=", "llama4_pythonic"),
     ("functools[", "phi4_mini"),
-    ("<function=", None),  # Llama 3.1's own, with JSON in it
+    ("<function=", "llama3_function"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
+    ("List of tools: ", "lfm2"),  # LFM2.5, whose template has no mark
 )
-"""Texts of templates, the first of which says the format; None: one that is not read."""
+"""Texts of templates, the first of which says the format."""
 _VARIANTS = {
     "qwen3_coder": (re.compile("<seed:tool_call>"), "seed_oss"),
     "deepseek_v31": (re.compile("```json"), "deepseek_v3"),
@@ -252,8 +329,6 @@ def tool_call_format_of(template_source: str) -> ToolCallFormat | None:
     """Return the format in which the template asks for tool calls; None where it is unknown or there is none."""
     for sign, name in _SIGNS:
         if sign in template_source:
-            if name is None:
-                return None
             mark, other = _VARIANTS.get(name, (None, name))
             return TOOL_CALL_FORMATS[name if mark is None or mark.search(template_source) is None else other]
     if '"parameters": ' in template_source and '{"name": ' in template_source:
