@@ -52,6 +52,7 @@ class AnswerParser:
         "_content_marks",
         "_held",
         "_json",
+        "_mark_begins",
         "_max_calls",
         "_num_calls",
         "_parts",
@@ -94,6 +95,7 @@ class AnswerParser:
         self._max_calls = max_calls
         self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
         self._content_marks: re.Pattern[str] | None = None
+        self._mark_begins: re.Pattern[str]
         self._parts = AnswerParts(drops_content=must_call)
         self._held = ""
         self._before_mark = ""  # the last character of content
@@ -199,6 +201,9 @@ class AnswerParser:
     def _read_reasoning(self, text: str, position: int) -> int:
         assert self._reasoning is not None
         marker = self._reasoning.end
+        if text.find(marker[0], position) < 0:  # as in most text
+            self._parts.put(ReasoningDelta, text[position:] if position else text)
+            return len(text)
         end = text.find(marker, position)
         if end < 0:
             return self._put_all_but(ReasoningDelta, text, position, (marker,))
@@ -243,15 +248,17 @@ class AnswerParser:
 
     def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
-        marks = self._marks()
-        if not marks:
-            self._parts.put(ContentDelta, text[position:] if position else text)
-            return len(text)
         if self._content_marks is None:
-            self._content_marks = re.compile("|".join(map(re.escape, marks)))
+            marks = self._marks()
+            self._content_marks = re.compile("|".join(map(re.escape, marks)) or "(?!)")
+            self._mark_begins = re.compile(f"[{re.escape(''.join(mark[0] for mark in marks))}]" if marks else "(?!)")
+        if self._mark_begins.search(text, position) is None:  # as most text is
+            self._parts.put(ContentDelta, text[position:] if position else text)
+            self._before_mark = text[-1]
+            return len(text)
         found = self._content_marks.search(text, position)
         if found is None:
-            return self._put_all_but(ContentDelta, text, position, marks)
+            return self._put_all_but(ContentDelta, text, position, self._marks())
         start = found.start()
         before = text[start - 1] if start else self._before_mark
         self._parts.put(ContentDelta, text[position:start])
