@@ -11,6 +11,8 @@ from infer_server.testing.client import client_of
 ANSWER = Script(steps=(((1,), "Hello"), ((2, 3), " world"), ((), "!")))
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXTS = {"prompt": ["a", "bc"]}
+MESSAGES = {**CHAT, "max_tokens": 9}
+INPUT = {"input": "hi"}
 
 
 async def post(path: str, engine: FakeEngine, **body: Any) -> httpx.Response:
@@ -55,8 +57,40 @@ async def test_streams_have_the_ids_of_each_token_and_once_those_of_the_prompt(m
             assert told == [stream.prompt_token_ids] + [None] * (len(mine) - 1)
 
 
+@pytest.mark.covers("http/token-ids")
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGES), ("/v1/responses", INPUT)])
+async def test_messages_and_responses_have_the_ids_beside_their_text(path: str, body: dict[str, Any]) -> None:
+    engine = FakeEngine(ANSWER)
+    reply = (await post(path, engine, **body, return_token_ids=True)).json()
+    assert reply["prompt_token_ids"] == engine.streams[0].prompt_token_ids
+    assert reply["token_ids"] == [1, 2, 3]
+
+
+@pytest.mark.covers("http/token-ids")
+async def test_their_streams_begin_with_the_ids_of_the_prompt_and_end_with_those_of_the_answer() -> None:
+    engine = FakeEngine(ANSWER)
+    events = sse_events((await post("/v1/messages", engine, **MESSAGES, stream=True, return_token_ids=True)).text)
+    by_name: dict[str, Any] = dict(events)
+    assert by_name["message_start"]["message"]["prompt_token_ids"] == engine.streams[0].prompt_token_ids
+    assert "token_ids" not in by_name["message_start"]["message"]
+    assert by_name["message_delta"]["token_ids"] == [1, 2, 3]
+    engine = FakeEngine(ANSWER)
+    events = sse_events((await post("/v1/responses", engine, **INPUT, stream=True, return_token_ids=True)).text)
+    by_name = dict(events)
+    prompts = [by_name[name]["response"]["prompt_token_ids"] for name in ("response.created", "response.completed")]
+    assert prompts == [engine.streams[0].prompt_token_ids] * 2
+    assert "token_ids" not in by_name["response.created"]["response"]
+    assert by_name["response.completed"]["response"]["token_ids"] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("asked", [{}, {"return_token_ids": False}, {"return_token_ids": None}])
 async def test_without_it_there_are_no_ids(asked: dict[str, Any]) -> None:
-    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXTS)):
+    paths = {
+        "/v1/chat/completions": CHAT,
+        "/v1/completions": TEXTS,
+        "/v1/messages": MESSAGES,
+        "/v1/responses": INPUT,
+    }
+    for path, body in paths.items():
         for stream in (False, True):
             assert "token_ids" not in (await post(path, FakeEngine(ANSWER), **body, **asked, stream=stream)).text

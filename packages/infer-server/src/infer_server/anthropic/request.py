@@ -15,7 +15,7 @@ from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import ForeignFields, check_foreign
 from infer_server.api.history import MAX_MESSAGES
 from infer_server.api.sampling_fields import StopString, Temperature, TopK, TopP, sampling_params
-from infer_server.api.shared_fields import ModelId, ThinkingTokenBudget
+from infer_server.api.shared_fields import ModelId, ReturnTokenIds, ThinkingTokenBudget
 from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, budget_of, checked_effort
 from infer_server.api.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
 from infer_server.api.validation import check_model, out_of_range, unsupported
@@ -96,6 +96,7 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
         described("Texts that end the answer and are never part of it.", maxItems=MAX_STOP_STRINGS),
     ] = None
     stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
+    return_token_ids: ReturnTokenIds = None
     output_format: Annotated[OutputFormat | None, described("An older place of `output_config.format`.")] = None
 
 

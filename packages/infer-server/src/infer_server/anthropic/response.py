@@ -11,10 +11,11 @@ message_delta, message_stop
 
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal, NoReturn
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput
 from infer_engine.protocol.answers import AnswerBlock, AnswerBuilder, BlockEvent, BlockKind
@@ -61,7 +62,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer."""
+    """The whole answer; with `return_token_ids` it has its tokens, and those of the prompt."""
 
     id: str
     type: Literal["message"] = "message"
@@ -71,6 +72,8 @@ class MessageReply(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,20 +92,23 @@ class MessageEnd(msgspec.Struct, frozen=True, kw_only=True):
 class MessageBuilder:
     """Makes the message of one request, whole or event by event."""
 
-    def __init__(self, *, served_model: str) -> None:
-        """Begin an empty message of `served_model`."""
+    def __init__(self, *, served_model: str, prompt_token_ids: Sequence[int] | None = None) -> None:
+        """Begin an empty message of `served_model`; `prompt_token_ids`: of its prompt, if ids are asked for."""
         self._id = f"msg_{secrets.token_hex(12)}"
         self._model = served_model
         self._answer = AnswerBuilder()
+        self._prompt_token_ids = prompt_token_ids
+        self._token_ids: list[int] = []
 
     def add(self, _: int, output: StepOutput) -> None:
         """Take the next output of a message that is built whole."""
+        self._token_ids += output.token_ids
         self._answer.take(output)
 
     def build(self) -> MessageReply:
         """Return the message after its last output."""
         content = [_block(each, text=each.text) for each in self._answer.blocks]
-        return self._reply(content, self._end(), _usage(self._answer.last))
+        return msgspec.structs.replace(self._reply(content, self._end(), _usage(self._answer.last)), **self._ids())
 
     async def events(self, stream: RequestStream) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the events, one write for each output of `stream`; a failure is the last event."""
@@ -112,9 +118,10 @@ class MessageBuilder:
         try:
             async for output in stream:
                 raise_if_unfinished(output)
+                self._token_ids += output.token_ids
                 events = [_block_event(each) for each in self._answer.add(output)]
                 if output.finished:
-                    events.append(_event("message_delta", delta=self._end(), usage=_usage(output)))
+                    events.append(_event("message_delta", delta=self._end(), usage=_usage(output), **self._ids()))
                     events.append(_event("message_stop"))
                 if events:
                     yield b"".join(events)
@@ -129,7 +136,12 @@ class MessageBuilder:
             stop_reason=end.stop_reason if end else None,
             stop_sequence=end.stop_sequence if end else None,
             usage=usage,
+            prompt_token_ids=UNSET if self._prompt_token_ids is None else list(self._prompt_token_ids),
         )
+
+    def _ids(self) -> dict[str, list[int]]:
+        """Return what the end of a message has of its tokens."""
+        return {} if self._prompt_token_ids is None else {"token_ids": self._token_ids}
 
     def _end(self) -> MessageEnd:
         """Return why the message ended."""

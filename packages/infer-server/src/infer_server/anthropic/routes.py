@@ -56,13 +56,17 @@ class _MessagesEndpoint(Endpoint[MessagesBody]):
 
     async def events(self, accepted: AcceptedRequest[MessagesBody]) -> EventStream:
         [stream] = accepted.streams
-        events = MessageBuilder(served_model=self.served_model).events(stream)
+        events = self._builder(accepted).events(stream)
         return EventStream(events=events, error_event=error_event, ping=PING)
 
     async def complete(self, accepted: AcceptedRequest[MessagesBody]) -> MessageReply:
-        builder = MessageBuilder(served_model=self.served_model)
+        builder = self._builder(accepted)
         await read_to_the_end(accepted.streams, builder.add)
         return builder.build()
+
+    def _builder(self, accepted: AcceptedRequest[MessagesBody]) -> MessageBuilder:
+        prompt_token_ids = accepted.streams[0].prompt_token_ids if accepted.body.return_token_ids else None
+        return MessageBuilder(served_model=self.served_model, prompt_token_ids=prompt_token_ids)
 
 
 def message_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:

@@ -31,6 +31,7 @@ ThinkingTokenBudget = Annotated[
     int | None,
     described("Most tokens of thinking: then its end is forced. -1: no limit; left out: the server's.", minimum=-1),
 ]
+ReturnTokenIds = Annotated[bool | None, described("List the ids of the tokens of prompt and answer beside the text.")]
 ChatTemplateKwargs = Annotated[
     dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
 ]

@@ -22,6 +22,7 @@ from infer_engine.protocol.sampling import (
 )
 from infer_server.api.fields import TokenId, check_restricted, described, restricted
 from infer_server.api.sampling_fields import StopString, sampling_params
+from infer_server.api.shared_fields import ReturnTokenIds
 from infer_server.api.validation import out_of_range
 from infer_server.errors import shorten
 from infer_server.openai.structured_outputs import FormatFields, structured_outputs_of
@@ -96,9 +97,7 @@ class GenerationFields(FormatFields, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=MAX_CHOICES)] = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
-    return_token_ids: Annotated[
-        bool | None, described("List the ids of the tokens of prompt and answer beside the text.")
-    ] = None
+    return_token_ids: ReturnTokenIds = None
     priority: Annotated[
         int | None,
         described("With the `priority` policy lower numbers come first.", minimum=1 - 2**31, maximum=2**31 - 1),

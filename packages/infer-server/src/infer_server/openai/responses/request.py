@@ -11,7 +11,13 @@ from infer_engine.protocol import ChatPrompt, GenerateRequest
 from infer_server.api.fields import described, restricted
 from infer_server.api.foreign_fields import check_foreign
 from infer_server.api.sampling_fields import SamplingFields, sampling_params
-from infer_server.api.shared_fields import ChatTemplateKwargs, ParallelToolCalls, ReasoningEffort, ThinkingTokenBudget
+from infer_server.api.shared_fields import (
+    ChatTemplateKwargs,
+    ParallelToolCalls,
+    ReasoningEffort,
+    ReturnTokenIds,
+    ThinkingTokenBudget,
+)
 from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, out_of_range
 from infer_server.errors import ApiError
@@ -46,6 +52,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         int | None,
         described("Most tokens to generate; at most what the context leaves.", minimum=1),
     ] = None
+    return_token_ids: ReturnTokenIds = None
     thinking_token_budget: ThinkingTokenBudget = None
     chat_template_kwargs: ChatTemplateKwargs = None
     metadata: Annotated[dict[str, str] | None, described("Comes back with the response.")] = None

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -135,7 +136,10 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The response: the answer as items, and the settings that it was made with."""
+    """The response: the answer as items, and the settings that it was made with.
+
+    With `return_token_ids` it has the tokens of the prompt and, when it has ended, of the answer.
+    """
 
     id: str
     object: Literal["response"] = "response"
@@ -160,18 +164,26 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: None = None
     store: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ResponseBuilder:
     """Builds the response to one request, at any time between its first and its last output."""
 
-    __slots__ = ("_answer", "_call_ids", "_created_at", "_id", "_item_ids", "_settings", "_tools")
+    __slots__ = ("_answer", "_call_ids", "_created_at", "_id", "_item_ids", "_settings", "_token_ids", "_tools")
 
-    def __init__(self, body: ResponsesBody, params: SamplingParams, *, served_model: str) -> None:
+    def __init__(
+        self, body: ResponsesBody, params: SamplingParams, *, served_model: str, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
         """Begin the response to `body`, which is sampled as `params` say, at this moment."""
         self._id = _new_id("resp")
         self._created_at = int(time.time())
         self._settings = _settings(body, params) | {"model": served_model}
+        self._token_ids: list[int] | None = None
+        if body.return_token_ids:
+            self._settings["prompt_token_ids"] = list(prompt_token_ids)
+            self._token_ids = []
         self._tools = {each.tool.name: each for each in callable_tools(body.tools)}
         self._answer = AnswerBuilder()
         self._item_ids: list[str] = []
@@ -180,6 +192,8 @@ class ResponseBuilder:
     def add(self, output: StepOutput) -> list[BlockEvent]:
         """Take the next output; return what it changes, in order."""
         changes = self._answer.add(output)
+        if self._token_ids is not None:
+            self._token_ids += output.token_ids
         for block in self._answer.blocks[len(self._item_ids) :]:
             self._item_ids.append(_new_id(_CUSTOM_PREFIX if self.takes_text(block) else _ID_PREFIXES[block.kind]))
             self._call_ids.append(new_call_id())
@@ -216,6 +230,7 @@ class ResponseBuilder:
             "incomplete" if is_cut_short else "completed",
             incomplete_details=IncompleteDetails() if is_cut_short else None,
             usage=_usage(last),
+            token_ids=UNSET if self._token_ids is None else self._token_ids,
         )
 
     def failed(self, *, code: str, message: str) -> ResponseObject:
@@ -229,6 +244,7 @@ class ResponseBuilder:
         error: ResponseError | None = None,
         incomplete_details: IncompleteDetails | None = None,
         usage: ResponseUsage | None = None,
+        token_ids: list[int] | UnsetType = UNSET,
     ) -> ResponseObject:
         return ResponseObject(
             id=self._id,
@@ -238,6 +254,7 @@ class ResponseBuilder:
             incomplete_details=incomplete_details,
             output=[self.ended_item(block) for block in self._answer.blocks],
             usage=usage,
+            token_ids=token_ids,
             **self._settings,
         )
 

@@ -58,7 +58,10 @@ class _ResponsesEndpoint(Endpoint[ResponsesBody]):
     def _answer(self, accepted: AcceptedRequest[ResponsesBody]) -> ResponseEvents:
         [stream] = accepted.streams
         [request] = accepted.requests
-        return ResponseEvents(stream, ResponseBuilder(accepted.body, request.params, served_model=self.served_model))
+        builder = ResponseBuilder(
+            accepted.body, request.params, served_model=self.served_model, prompt_token_ids=stream.prompt_token_ids
+        )
+        return ResponseEvents(stream, builder)
 
 
 def responses_routes(
