@@ -48,8 +48,12 @@ struct QuantizedLayout {
     }
     // The code of zero of weights without zeros.
     int32_t zero_code() const {
+        return encoding == Encoding::INT4 && beside == Beside::MINIMUMS ? 0 : zero_code(encoding);
+    }
+    // The same, where weights have no minimums either.
+    static constexpr int32_t zero_code(Encoding encoding) {
         switch (encoding) {
-            case Encoding::INT4: return beside == Beside::MINIMUMS ? 0 : 8;
+            case Encoding::INT4: return 8;
             case Encoding::INT6: return 32;
             case Encoding::E2M1: return 12;
             default: return 128;

@@ -1,12 +1,18 @@
 // The product of up to 32 rows of eight bits with a panel of eight, six or four bits (see quantized.h).
 #include "amx.h"
-#include "quantized.h"
-#include "quantized_words.h"
+#include "quantized_groups.h"
 
 namespace {
 
 constexpr int MOST_ROWS = SUMS / NARROW;  // whose sums stay in registers
-constexpr int64_t TILED_ROWS = 8;         // from so many rows on, matrix instructions are faster where a CPU has them
+constexpr int FEW_ROWS = MOST_ROWS / 3;   // whose totals stay there too
+// Groups of so few inputs need the totals so often that tiles of few rows are faster.
+#if defined(__AVX512F__)
+constexpr int64_t SMALL_GROUP = 64;
+#else
+constexpr int64_t SMALL_GROUP = 0;
+#endif
+constexpr int64_t TILED_ROWS = 8;  // from so many rows on, matrix instructions are faster where a CPU has them
 
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 #define HAS_SHORT_SUMS 1
@@ -57,98 +63,18 @@ template <Encoding ENCODING, int ROWS, class Add>
         }
     }
 }
-#else
-#define HAS_SHORT_SUMS 0
-#endif
 
-// What the scales and minimums of a block are multiplied by, where they are bytes.
-struct BlockFactors {
-    Floats scales[2];
-    Floats minimums[2];
+// Bytes of the codes of so many steps.
+template <Encoding ENCODING>
+int64_t bytes_of(int64_t steps) {
+    return steps * UNIT_BYTES<ENCODING> / UNIT<ENCODING>;
+}
 
-    // Reads those before a group, if there are any. Returns where the group's codes are.
-    const uint8_t* read(const QuantizedLayout& layout, int64_t group, const uint8_t* at) {
-        int64_t bytes = layout.factors_before(group);
-        if (bytes == 0) return at;
-        for (int i = 0; i < 2; i++) scales[i] = load16((const fp16*)at + 16 * i);
-        if (layout.beside == Beside::MINIMUMS)
-            for (int i = 0; i < 2; i++) minimums[i] = load16((const fp16*)at + PANEL + 16 * i);
-        return at + bytes;
-    }
-};
-
-// What follows a group's codes.
-struct GroupScales {
-    Floats scales[2];
-    Floats minimums[2];
-    Ints zeros[2];
-    Beside beside;
-    int32_t zero_code;
-
-    GroupScales(const QuantizedLayout& layout, const uint8_t* at, const BlockFactors& factors)
-        : beside(layout.beside), zero_code(layout.zero_code()) {
-        read_scales(layout.scales, at, factors.scales, scales);
-        const uint8_t* second = at + PANEL * layout.scale_width();
-        if (beside == Beside::ZEROS)
-            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(second + 32 * i));
-        if (beside == Beside::MINIMUMS) read_scales(layout.scales, second, factors.minimums, minimums);
-    }
-
-    static void read_scales(ScaleType type, const uint8_t* at, const Floats (&factors)[2], Floats (&to)[2]) {
-        for (int i = 0; i < 2; i++) {
-            if (type == ScaleType::FLOATS)
-                to[i] = load16((const float*)at + 16 * i);
-            else if (type == ScaleType::HALVES)
-                to[i] = load16((const fp16*)at + 16 * i);
-            else
-                to[i] = load16((const int8_t*)at + 16 * i) * factors[i];
-        }
-    }
-
-    // Adds a group's sums times their scales, and takes the sum of inputs times their minimums.
-    Floats add_scaled(Floats total, Ints sum, int32_t x_sum, int part) const {
-        if (beside == Beside::ZEROS)
-            sum -= zeros[part] * x_sum;
-        else if (zero_code != 0)
-            sum -= zero_code * x_sum;
-        total = multiply_add(convert<Floats>(sum), scales[part], total);
-        return beside == Beside::MINIMUMS ? multiply_add(splat(-(float)x_sum), minimums[part], total) : total;
-    }
-};
-
-// The words of a row's outliers that have not met a panel yet.
-struct OutliersLeft {
-    const OutlierWord *at, *end;
-
-    OutliersLeft() = default;
-    OutliersLeft(const QuantizedRows& x, int64_t row)
-        : at(x.outliers + row * x.outlier_stride), end(at + x.num_outliers[row]) {}
-
-    // Adds what those of a group contribute to its sums beyond digit 0. The group's codes start at `codes`.
-    template <Encoding ENCODING>
-    void add(const QuantizedLayout& layout, int64_t group, const uint8_t* codes, Ints (&sums)[NARROW]) {
-        int64_t first_word = group * layout.group_size / 4, last_word = first_word + layout.group_size / 4;
-        if (group == layout.groups() - 1) last_word = INT32_MAX;
-        if (at == end || at->word >= last_word) return;
-        Ints products[2][NARROW] = {};  // of digits 1 and 2
-        for (; at < end && at->word < last_word; at++) {
-            int64_t word = at->word - first_word;
-            for (int i = 0; i < NARROW; i++) {
-                Words weights = load_word<ENCODING>(codes, word, i);
-                products[0][i] = add_bytes(products[0][i], weights, at->digits[0]);
-                if (at->digits[1]) products[1][i] = add_bytes(products[1][i], weights, at->digits[1]);
-            }
-        }
-        for (int i = 0; i < NARROW; i++) sums[i] += (products[0][i] << 8) + (products[1][i] << 16);
-    }
-};
-
+// As `multiply_rows`, where a group is one call: its sums stay in registers.
 template <Encoding ENCODING, int ROWS>
-void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
-                   int64_t first_row, float* out) {
-    constexpr int CHAINS = ROWS <= 3 ? 2 : 1;  // of whole numbers, whose order does not matter
+void multiply_small_groups(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next,
+                           const QuantizedRows& x, int64_t first_row, float* out) {
     int64_t groups = layout.groups();
-    const int8_t* rows = x.codes + first_row * x.stride;
     Floats totals[ROWS][NARROW] = {};
     OutliersLeft outliers[ROWS];
     bool any_outliers = false;
@@ -156,28 +82,79 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
     BlockFactors factors;
     for (int64_t group = 0; group < groups; group++) {
         panel = factors.read(layout, group, panel);
-        int64_t steps = layout.padded_inputs(group) / 8;
-#if HAS_SHORT_SUMS
-        constexpr int64_t CALL = CALL_STEPS<ENCODING>;
-        bool is_one_call = SHORT_STEPS<ENCODING> > 0 && steps <= CALL;
-#else
-        constexpr bool is_one_call = false;
-#endif
-        Ints sums[CHAINS][ROWS][NARROW];
-        if (any_outliers || !is_one_call) std::memset(&sums, 0, sizeof sums);
+        int64_t steps = std::min<int64_t>(layout.padded_inputs(group) / 8, CALL_STEPS<ENCODING>);
+        int64_t bytes = bytes_of<ENCODING>(steps);
+        Ints sums[ROWS][NARROW];
         if (any_outliers) {
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, sums[0][row]);
+            std::memset(&sums, 0, sizeof sums);
+            for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, sums[row]);
+        }
+        GroupScales scales(layout, panel + bytes, factors);
+        auto finish = [&](int row, int vector, Ints products, bool is_first, bool is_last) {
+            if (any_outliers || !is_first) products += sums[row][vector];
+            if (!is_last) {
+                sums[row][vector] = products;
+                return;
+            }
+            int32_t x_sum = x.sums[(first_row + row) * groups + group];
+            totals[row][vector] = scales.add_scaled(totals[row][vector], products, x_sum, vector);
+        };
+        const int8_t* at = x.codes + first_row * x.stride + group * layout.group_size;
+        multiply_short_steps<ENCODING, ROWS>(panel, at, x.stride, steps, finish);
+        panel += bytes + layout.scale_bytes();
+        if (!next) continue;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+        next += bytes;
+    }
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < NARROW; i++) store16(out + row * PANEL + 16 * i, totals[row][i] * x.scales[first_row + row]);
+}
+#else
+#define HAS_SHORT_SUMS 0
+#endif
+
+template <Encoding ENCODING, int ROWS>
+void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
+                   int64_t first_row, float* out) {
+    constexpr int CHAINS = ROWS <= 3 ? 2 : 1;  // of whole numbers, whose order does not matter
+    int64_t groups = layout.groups();
+    const int8_t* rows = x.codes + first_row * x.stride;
+    Floats totals[ROWS][NARROW];
+    unrolled<ROWS * NARROW>([&](auto i) ALWAYS_INLINE { totals[i / NARROW][i % NARROW] = Floats{}; });
+    OutliersLeft outliers[ROWS];
+    bool any_outliers = false;
+    for (int row = 0; row < ROWS; row++) any_outliers |= (outliers[row] = {x, first_row + row}).at < outliers[row].end;
+    BlockFactors factors;
+    constexpr int32_t ZERO = QuantizedLayout::zero_code(ENCODING);
+    bool has_zero = layout.beside != Beside::ZEROS && layout.zero_code() != 0;
+    for (int64_t group = 0; group < groups; group++) {
+        panel = factors.read(layout, group, panel);
+        const int32_t* x_sums = x.sums + first_row * groups + group;
+        int64_t steps = layout.padded_inputs(group) / 8;
+        Ints sums[CHAINS][ROWS][NARROW];
+        unrolled<CHAINS * ROWS * NARROW>([&](auto i) ALWAYS_INLINE {
+            sums[i / (ROWS * NARROW)][i / NARROW % ROWS][i % NARROW] = Ints{};
+        });
+        if (has_zero) unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            Ints added = (Ints{} + x_sums[row * groups]) * -ZERO;
+            unrolled<NARROW>([&](auto i) ALWAYS_INLINE { sums[0][row][i] = added; });
+        });
+        if (any_outliers) {  // whose sums have an address
+            Ints added[ROWS][NARROW] = {};
+            for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, added[row]);
+            unrolled<ROWS * NARROW>([&](auto i) ALWAYS_INLINE {
+                sums[0][i / NARROW][i % NARROW] += added[i / NARROW][i % NARROW];
+            });
         }
         const int8_t* at = rows + group * layout.group_size;
-        auto add = [&](int chain, const Words (&weights)[NARROW], int64_t first) {
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) {
+        auto add = [&](auto chain, const Words (&weights)[NARROW], int64_t first) ALWAYS_INLINE {
+            unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
                 uint32_t inputs;
                 std::memcpy(&inputs, at + row * x.stride + first, 4);
-#pragma GCC unroll 2
-                for (int i = 0; i < NARROW; i++) sums[chain][row][i] = add_bytes(sums[chain][row][i], weights[i], inputs);
-            }
+                unrolled<NARROW>([&](auto i) ALWAYS_INLINE {
+                    sums[chain][row][i] = add_bytes(sums[chain][row][i], weights[i], inputs);
+                });
+            });
         };
         auto ask = [&](int64_t bytes) {
             if (!next) return;
@@ -186,68 +163,71 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
         };
 #if HAS_SHORT_SUMS
         if constexpr (SHORT_STEPS<ENCODING> > 0) {
-            auto bytes_of = [](int64_t steps) { return steps * UNIT_BYTES<ENCODING> / UNIT<ENCODING>; };
-            if (is_one_call) {  // sums of a small group stay in registers
-                int64_t bytes = bytes_of(steps);
-                GroupScales scales(layout, panel + bytes, factors);
-                auto finish = [&](int row, int vector, Ints products, bool is_first, bool is_last) {
-                    Ints& sum = sums[0][row][vector];
-                    if (any_outliers || !is_first) products += sum;
-                    if (!is_last) {
-                        sum = products;
-                        return;
-                    }
-                    Floats& total = totals[row][vector];
-                    total = scales.add_scaled(total, products, x.sums[(first_row + row) * groups + group], vector);
-                };
-                multiply_short_steps<ENCODING, ROWS>(panel, at, x.stride, steps, finish);
-                panel += bytes + layout.scale_bytes();
-                ask(bytes);
-                continue;
-            }
-            for (; steps > 0; steps -= CALL, at += 8 * CALL) {
-                int64_t taken = std::min(steps, CALL);
+            for (; steps > 0; steps -= CALL_STEPS<ENCODING>, at += 8 * CALL_STEPS<ENCODING>) {
+                int64_t taken = std::min<int64_t>(steps, CALL_STEPS<ENCODING>);
                 auto add_up = [&](int row, int vector, Ints products, bool, bool) { sums[0][row][vector] += products; };
                 multiply_short_steps<ENCODING, ROWS>(panel, at, x.stride, taken, add_up);
-                panel += bytes_of(taken);
-                ask(bytes_of(taken));
+                panel += bytes_of<ENCODING>(taken);
+                ask(bytes_of<ENCODING>(taken));
             }
         }
 #endif
         for (; steps > 0; steps -= UNIT<ENCODING>) {
             ask(UNIT_BYTES<ENCODING>);
-#pragma GCC unroll 2
-            for (int step = 0; step < UNIT<ENCODING>; step++, at += 8) {
+            unrolled<UNIT<ENCODING>>([&](auto step) ALWAYS_INLINE {
                 Words first[NARROW], second[NARROW];
-                for (int i = 0; i < NARROW; i++) first[i] = load_word<ENCODING>(panel, 2 * step, i);
-                for (int i = 0; i < NARROW; i++) second[i] = load_word<ENCODING>(panel, 2 * step + 1, i);
-                add(0, first, 0);
-                add(CHAINS - 1, second, 4);
-            }
+                unrolled<NARROW>([&](auto i) ALWAYS_INLINE { first[i] = load_word<ENCODING>(panel, 2 * step, i); });
+                unrolled<NARROW>([&](auto i) ALWAYS_INLINE { second[i] = load_word<ENCODING>(panel, 2 * step + 1, i); });
+                add(std::integral_constant<int, 0>{}, first, 0);
+                add(std::integral_constant<int, CHAINS - 1>{}, second, 4);
+                at += 8;
+            });
             panel += UNIT_BYTES<ENCODING>;
         }
         GroupScales scales(layout, panel, factors);
         panel += layout.scale_bytes();
-        for (int row = 0; row < ROWS; row++) {
-            int32_t x_sum = x.sums[(first_row + row) * groups + group];
-            for (int i = 0; i < NARROW; i++) {
-                Ints sum = sums[0][row][i];
-                if constexpr (CHAINS > 1) sum += sums[1][row][i];
-                totals[row][i] = scales.add_scaled(totals[row][i], sum, x_sum, i);
-            }
+        auto add_scaled = [&](auto beside) ALWAYS_INLINE {
+            unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+                int32_t x_sum = x_sums[row * groups];
+                unrolled<NARROW>([&](auto i) ALWAYS_INLINE {
+                    Ints sum = sums[0][row][i];
+                    if constexpr (CHAINS > 1) sum += sums[CHAINS - 1][row][i];
+                    totals[row][i] = scales.template add_whole<beside.value>(totals[row][i], sum, x_sum, i);
+                });
+            });
+        };
+        switch (layout.beside) {
+            case Beside::ZEROS: add_scaled(std::integral_constant<Beside, Beside::ZEROS>{}); break;
+            case Beside::MINIMUMS: add_scaled(std::integral_constant<Beside, Beside::MINIMUMS>{}); break;
+            case Beside::NOTHING: add_scaled(std::integral_constant<Beside, Beside::NOTHING>{}); break;
         }
     }
-    for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < NARROW; i++) store16(out + row * PANEL + 16 * i, totals[row][i] * x.scales[first_row + row]);
+    auto store = [&](auto i) ALWAYS_INLINE {
+        store16(out + 16 * i, totals[i / NARROW][i % NARROW] * x.scales[first_row + i / NARROW]);
+    };
+    if constexpr (ROWS <= FEW_ROWS)
+        unrolled<ROWS * NARROW>(store);
+    else  // a number that is no constant keeps totals in memory, and leaves the registers to sums
+        for (int i = 0; i < ROWS * NARROW; i++) store(i);
 }
 
 template <Encoding ENCODING>
 void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next,
                            const QuantizedRows& x, int64_t first_row, int64_t rows, float* sums) {
-    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
+    auto multiply = [&](int64_t start, auto num_rows) {
         const uint8_t* asked = start + num_rows == rows ? next : nullptr;
+#if HAS_SHORT_SUMS
+        if (SHORT_STEPS<ENCODING> > 0 && layout.padded_inputs(0) <= 8 * CALL_STEPS<ENCODING>) {
+            float* to = sums + start * PANEL;
+            return multiply_small_groups<ENCODING, num_rows>(layout, panel, asked, x, first_row + start, to);
+        }
+#endif
         multiply_rows<ENCODING, num_rows>(layout, panel, asked, x, first_row + start, sums + start * PANEL);
-    });
+    };
+    if (layout.group_size <= SMALL_GROUP && layout.groups() > 1)
+        for_row_tiles<SUMS / FEW_ROWS>(rows, multiply);
+    else
+        for_row_tiles<NARROW>(rows, multiply);
 }
 
 #if HAS_AMX_INT8
