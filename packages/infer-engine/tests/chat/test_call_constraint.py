@@ -69,7 +69,8 @@ def test_arguments_alone_are_masked_in_every_format(calls: ToolCallFormat) -> No
         assert len(found.strip(" }\n")) >= len(written.strip("{} \n"))
         assert "Done" not in found
         assert "..." not in found
-    nothing = (calls.arguments_end,) if calls.arguments_end else ("{}", "}", "}}", "{}}")
+    # Brackets of Python are one token, with which the head ends.
+    nothing = ("", calls.arguments_end) if calls.arguments_end else ("{}", "}", "}}", "{}}")
     assert masked(call(calls, "look_up", "{}"), calls).strip() in nothing
     for wrong in ('{"may": 1}', '{"must": "x"}', '{"other": 1}', "3"):
         assert masked(call(calls, "look", wrong), calls).endswith("...")

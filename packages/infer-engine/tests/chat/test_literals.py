@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
-from infer_engine.testing.call_constraints import masked
+from infer_engine.testing.call_constraints import constraint, masked, tokens
 from infer_models.text import TOOL_CALL_FORMATS, ToolCallFormat
 
 FORMATS = [each for each in TOOL_CALL_FORMATS.values() if each.literals is not None]
@@ -314,3 +314,37 @@ def test_a_value_is_one_that_the_schema_allows(
     one = Tool(name="f", parameters=parameters, strict=strict)
     text = calls.write(("f", json.dumps({"x": value})))
     assert masked(text, calls, tools=[one]).endswith("...") is not is_allowed
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "string", "format": "uuid"}, "format"),
+        ({"type": "string", "pattern": "a", "minLength": 3}, "pattern"),
+        (
+            {"type": "object", "additionalProperties": False, "properties": {"n": {}}, "minProperties": 1},
+            "minProperties",
+        ),
+        ({"type": "array", "prefixItems": [{"type": "integer"}]}, "prefixItems"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "minLength": 2}, "minLength"),
+    ],
+)
+@BY_NAME
+def test_what_is_not_kept_of_a_strict_tool_is_refused_by_name(
+    schema: dict[str, Any], word: str, calls: ToolCallFormat
+) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}, "additionalProperties": False}
+    with pytest.raises(ValueError, match=rf"^`tools`: the parameters of `f` cannot be kept: `{word}`"):
+        masked("", calls, tools=[Tool(name="f", parameters=parameters, strict=True)])
+    assert masked("", calls, tools=[Tool(name="f", parameters=parameters)]) == ""
+
+
+def test_a_strict_tool_cannot_end_within_the_token_that_ends_its_head() -> None:
+    exact = Tool(name="f", parameters=PAIR | {"additionalProperties": False}, strict=True)
+    reader = constraint(LFM2, tools=[exact], strict=True)
+    for token_id in tokens("<|tool_call_start|>[f"):
+        reader.consume(token_id)
+    mask, [wrong], [right] = reader.mask(), tokens("()"), tokens("(")
+    assert mask is not None
+    assert not mask[wrong // 32] >> (wrong % 32) & 1
+    assert mask[right // 32] >> (right % 32) & 1

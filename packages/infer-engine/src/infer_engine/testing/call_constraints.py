@@ -19,7 +19,7 @@ SPECIAL = (
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "\uff5cDSML\uff5c"),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>"),
 )
-PIECES = ("></", '":{"', '": {', ' {"', '{"', "}}", "}}\n", '":', "</tool_call>")
+PIECES = ("></", '":{"', '": {', ' {"', '{"', "}}", "}}\n", '":', "</tool_call>", "()")
 
 
 def make_tokenizer() -> Tokenizer:

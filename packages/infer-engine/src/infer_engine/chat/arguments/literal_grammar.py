@@ -85,6 +85,7 @@ class LiteralGrammar:
         types = types_of(schema, self._root)
         for word in ("anyOf", "oneOf"):
             if isinstance(schema.get(word), list):
+                self._check(schema, kept=frozenset((word, "type", "$defs", "definitions")))
                 return [self._value(each) for each in schema[word] if types_of(each, self._root) & types]
         if "const" in schema or isinstance(schema.get("enum"), list):
             listed = [schema["const"]] if "const" in schema else schema["enum"]
@@ -102,9 +103,9 @@ class LiteralGrammar:
             ways += [f'"{{" GAP {body} GAP "}}"' if body else '"{" GAP "}"' for body in self._bodies(schema)]
         return ways
 
-    def _check(self, schema: Mapping[str, Any]) -> None:
+    def _check(self, schema: Mapping[str, Any], kept: frozenset[str] = _KEPT) -> None:
         """Refuse what is not kept of the schema of a strict tool."""
-        if self._is_strict and (unknown := schema.keys() - _KEPT - _ANNOTATIONS):
+        if self._is_strict and (unknown := schema.keys() - kept - _ANNOTATIONS):
             raise ValueError(f"`{min(unknown)}` is not kept in calls whose arguments are not written as JSON.")
 
     def _constant(self, value: Any) -> str:
