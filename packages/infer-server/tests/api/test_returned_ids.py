@@ -70,7 +70,7 @@ async def test_messages_and_responses_have_the_ids_beside_their_text(path: str, 
 async def test_their_streams_begin_with_the_ids_of_the_prompt_and_end_with_those_of_the_answer() -> None:
     engine = FakeEngine(ANSWER)
     events = sse_events((await post("/v1/messages", engine, **MESSAGES, stream=True, return_token_ids=True)).text)
-    by_name: dict[str, Any] = dict(events)
+    by_name: dict[str | None, Any] = dict(events)
     assert by_name["message_start"]["message"]["prompt_token_ids"] == engine.streams[0].prompt_token_ids
     assert "token_ids" not in by_name["message_start"]["message"]
     assert by_name["message_delta"]["token_ids"] == [1, 2, 3]
@@ -85,7 +85,7 @@ async def test_their_streams_begin_with_the_ids_of_the_prompt_and_end_with_those
 
 @pytest.mark.parametrize("asked", [{}, {"return_token_ids": False}, {"return_token_ids": None}])
 async def test_without_it_there_are_no_ids(asked: dict[str, Any]) -> None:
-    paths = {
+    paths: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": CHAT,
         "/v1/completions": TEXTS,
         "/v1/messages": MESSAGES,
