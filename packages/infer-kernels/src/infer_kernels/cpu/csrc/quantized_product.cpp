@@ -126,7 +126,7 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
     for (int row = 0; row < ROWS; row++) any_outliers |= (outliers[row] = {x, first_row + row}).at < outliers[row].end;
     BlockFactors factors;
     constexpr int32_t ZERO = QuantizedLayout::zero_code(ENCODING);
-    bool has_zero = layout.beside != Beside::ZEROS && layout.zero_code() != 0;
+    bool has_zero = ROWS <= FEW_ROWS && layout.beside != Beside::ZEROS && layout.zero_code() != 0;
     for (int64_t group = 0; group < groups; group++) {
         panel = factors.read(layout, group, panel);
         const int32_t* x_sums = x.sums + first_row * groups + group;
@@ -196,10 +196,19 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
                 });
             });
         };
-        switch (layout.beside) {
-            case Beside::ZEROS: add_scaled(std::integral_constant<Beside, Beside::ZEROS>{}); break;
-            case Beside::MINIMUMS: add_scaled(std::integral_constant<Beside, Beside::MINIMUMS>{}); break;
-            case Beside::NOTHING: add_scaled(std::integral_constant<Beside, Beside::NOTHING>{}); break;
+        if constexpr (ROWS > FEW_ROWS) {  // three ways to go on would take long to compile
+            unrolled<ROWS * NARROW>([&](auto i) ALWAYS_INLINE {
+                const int row = i / NARROW, part = i % NARROW;
+                Ints sum = sums[0][row][part];
+                if constexpr (CHAINS > 1) sum += sums[CHAINS - 1][row][part];
+                totals[row][part] = scales.add_scaled(totals[row][part], sum, x_sums[row * groups], part);
+            });
+        } else {
+            switch (layout.beside) {
+                case Beside::ZEROS: add_scaled(std::integral_constant<Beside, Beside::ZEROS>{}); break;
+                case Beside::MINIMUMS: add_scaled(std::integral_constant<Beside, Beside::MINIMUMS>{}); break;
+                case Beside::NOTHING: add_scaled(std::integral_constant<Beside, Beside::NOTHING>{}); break;
+            }
         }
     }
     auto store = [&](auto i) ALWAYS_INLINE {
