@@ -10,7 +10,7 @@ from infer_engine.structured.json_schema.any_order import AnyOrder
 from infer_models.text import LiteralFormat
 
 _QUOTES = ("'", '"')
-_ESCAPED = r"\\([\\'\x22abfnrtv0]|x[0-9a-fA-F]{2}|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
+_ESCAPED = r"\\([\\'\x22abfnrtv]|x[0-9a-fA-F]{2}|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
 """One character that is written with a backslash."""
 _ANY_ESCAPED = rf"({_ESCAPED}|\\[^xuUN0-9\r\n])"
 """The same, or a backslash that has no meaning, as in expressions for patterns; Python keeps these."""
