@@ -316,21 +316,23 @@ _SIGNS = (
     ("List of tools: ", "lfm2"),  # LFM2.5, whose template has no mark
 )
 """Texts of templates, the first of which says the format."""
-_VARIANTS = {
+_VARIANTS: dict[str, tuple[re.Pattern[str], str | None]] = {
     "qwen3_coder": (re.compile("<seed:tool_call>"), "seed_oss"),
+    "llama3_function": (re.compile("<tool_call>"), None),  # XML whose parameters are written in a way of its own
     "deepseek_v31": (re.compile("```json"), "deepseek_v3"),
     "minimax_m1": (re.compile(r"<tool_calls>(\s|\\n)*\["), "jamba"),
     "mistral": (re.compile(r"\[ARGS\]"), "mistral_args"),
 }
-"""By format, what says in a template that it is another one with the same first mark."""
+"""By format, what says in a template that it is another one with the same first mark; None: one that is not read."""
 
 
 def tool_call_format_of(template_source: str) -> ToolCallFormat | None:
     """Return the format in which the template asks for tool calls; None where it is unknown or there is none."""
     for sign, name in _SIGNS:
         if sign in template_source:
-            mark, other = _VARIANTS.get(name, (None, name))
-            return TOOL_CALL_FORMATS[name if mark is None or mark.search(template_source) is None else other]
+            mark, other = _VARIANTS.get(name, (None, None))
+            found = name if mark is None or mark.search(template_source) is None else other
+            return None if found is None else TOOL_CALL_FORMATS[found]
     if '"parameters": ' in template_source and '{"name": ' in template_source:
         return TOOL_CALL_FORMATS["llama3_json"]
     return None
