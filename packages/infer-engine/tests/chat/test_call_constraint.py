@@ -69,11 +69,19 @@ def test_arguments_alone_are_masked_in_every_format(calls: ToolCallFormat) -> No
         assert len(found.strip(" }\n")) >= len(written.strip("{} \n"))
         assert "Done" not in found
         assert "..." not in found
-    # Brackets of Python are one token, with which the head ends.
-    nothing = ("", calls.arguments_end) if calls.arguments_end else ("{}", "}", "}}", "{}}")
-    assert masked(call(calls, "look_up", "{}"), calls).strip() in nothing
+    # Brackets of Python are one token, with which the head ends; it is masked behind `look`.
+    nothing = ("", calls.arguments_end, "{}") if calls.arguments_end else ("{}", "}", "}}", "{}}")
+    assert masked(call(calls, "look_up", "{}"), calls).strip().removeprefix("_") in nothing
     for wrong in ('{"may": 1}', '{"must": "x"}', '{"other": 1}', "3"):
         assert masked(call(calls, "look", wrong), calls).endswith("...")
+
+
+@pytest.mark.parametrize("calls", [each for each in FORMATS if each.literals], ids=lambda calls: calls.name)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_token_with_both_brackets_cannot_leave_out_what_is_required(calls: ToolCallFormat, *, strict: bool) -> None:
+    assert len(tokens("()")) == 1
+    assert masked(call(calls, "look", "{}"), calls, strict=strict).endswith("...")
+    assert not masked(call(calls, "look_up", "{}"), calls, strict=strict).endswith("...")
 
 
 def test_members_come_in_any_order_unless_the_tool_is_strict() -> None:

@@ -148,6 +148,31 @@ def test_an_end_that_nothing_of_the_call_follows_is_text(calls: ToolCallFormat) 
         assert arguments(both, calls, one) == {"x": value, "y": value}
 
 
+FORGETFUL = [each for each in FORMATS if each.closing]
+
+
+# ollama/ollama#17914, ollama/ollama#17276: the last parameter ends with the call alone
+@pytest.mark.parametrize("calls", FORGETFUL, ids=lambda calls: calls.name)
+def test_a_value_whose_end_is_forgotten_ends_with_the_call(calls: ToolCallFormat) -> None:
+    assert calls.parameters is not None
+    end, one = calls.parameters.end, tool({"x": {"type": "string"}, "n": {"type": "integer"}}, "x", "n")
+    for made in ({"x": "a", "n": 3}, {"n": 3, "x": "a < b\n"}, {"n": 3, "x": f"{calls.closing[0]} {end}."}):
+        whole = calls.write(("f", json.dumps(made)))
+        before, _, after = whole.rpartition(f"{end}\n")
+        assert arguments(before + after, calls, one) == made
+        if end not in str(made["x"]):  # of which a part may be a special token, that no text can hold
+            assert masked(before + after + " ok", calls, tools=[one]).endswith("...") is ("x" in list(made)[:1])
+    assert len(FORGETFUL) == len(FORMATS) - 1  # but GLM's, in which one mark says it, that may be text
+
+
+# raullenchai/Rapid-MLX#1515: a file that holds the marks of calls was cut off
+@BY_NAME
+def test_a_mark_of_the_calls_end_alone_is_text(calls: ToolCallFormat) -> None:
+    for mark in (*calls.closing, *(f"{mark} and" for mark in calls.closing), "".join(reversed(calls.closing))):
+        value = f"A block ends with {mark} on its own."
+        assert arguments(written(calls, value), calls, tool({"x": {"type": "string"}})) == {"x": value}
+
+
 # vllm-project/vllm#55497, #54971: what is no parameter became one, or left the arguments without an end
 @pytest.mark.parametrize(
     "element",

@@ -29,8 +29,9 @@ class CallConstraint:
         """Look for `heads`; `matcher`, which others use too, is at the beginning of the grammar of arguments."""
         self._vocabulary = vocabulary
         self._shown_ids = frozenset(heads.shown_ids)
-        self._strict_names = frozenset(heads.strict_names)
         self._format = heads.tool_call_format
+        is_literal = self._format.literals is not None  # there `()` may be one token, with all of the arguments
+        self._bound_names = frozenset(heads.tool_names if is_literal else heads.strict_names)
         self._parser = parser_of_calls(heads)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._beginning = matcher
@@ -52,7 +53,7 @@ class CallConstraint:
         """
         if self._arguments is not None:
             return self._arguments.mask()
-        if self._strict_names and not self._has_looked_ahead:
+        if self._bound_names and not self._has_looked_ahead:
             self._foreseen = self._look_ahead()
             self._has_looked_ahead = True
         return self._foreseen
@@ -75,7 +76,7 @@ class CallConstraint:
         """Return the constraint of arguments of which the token that ended the head had the beginning.
 
         None where the grammar does not allow that beginning: what has been written stays, and is as free as before. To
-        strict tools that does not happen.
+        bound tools that does not happen.
         """
         token_ids = self._vocabulary.spell(selection_of(tool_name).encode() + begun)
         if token_ids is None:
@@ -92,7 +93,7 @@ class CallConstraint:
         return self._vocabulary.objects_begun if self._format.parameters is None else self._vocabulary.tags_begun
 
     def _look_ahead(self) -> Bitmask | None:
-        """Return a mask of all tokens but those that would begin the arguments of a strict tool in a wrong way.
+        """Return a mask of all tokens but those that would begin the arguments of a bound tool in a wrong way.
 
         Few tokens hold the end of a head and more than the beginning of any arguments. None: there are none of these.
         """
@@ -102,10 +103,6 @@ class CallConstraint:
         for token_id in self._tokens_of_two_parts():
             text = self._vocabulary.text_bytes(token_id, self._shown_ids).decode(errors="replace")
             found = self._parser.foresee(text)
-            if (
-                found is not None
-                and found[0] in self._strict_names
-                and self._begin(found[0], found[1].encode()) is None
-            ):
+            if found is not None and found[0] in self._bound_names and self._begin(found[0], found[1].encode()) is None:
                 wrong.append(token_id)
         return without(wrong, all_tokens(self._vocabulary.tokenizer.vocab_size)) if wrong else None

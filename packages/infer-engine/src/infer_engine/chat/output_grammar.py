@@ -71,7 +71,7 @@ def _arguments_grammar(
     encoded_tools: Sequence[bytes], call_format: ToolCallFormat, mark_ids: Sequence[tuple[str, int]]
 ) -> str:
     members = AnyOrder()
-    own_grammar = _own_grammar(call_format, MarkGrammar(dict(mark_ids)), members)
+    own_grammar = _own_grammar(call_format, MarkGrammar(dict(mark_ids)), members, closing=call_format.closing)
     starts: list[str] = []
     num_characters = 0
     for encoded in encoded_tools:
@@ -89,13 +89,16 @@ def _arguments_grammar(
 
 
 def _own_grammar(
-    call_format: ToolCallFormat, marks: MarkGrammar, members: AnyOrder
+    call_format: ToolCallFormat, marks: MarkGrammar, members: AnyOrder, *, closing: Sequence[str] = ()
 ) -> ParameterGrammar | LiteralGrammar | None:
-    """Return what makes the rules of arguments that are not written as JSON; None where they are."""
+    """Return what makes the rules of arguments that are not written as JSON; None where they are.
+
+    `closing`: marks that may follow a parameter whose end is forgotten, where nothing is asked of what follows them.
+    """
     if call_format.literals is not None:
         return LiteralGrammar(call_format.literals, marks, members)
     if call_format.parameters is not None:
-        return ParameterGrammar(call_format.parameters, call_format.arguments_end, marks, members)
+        return ParameterGrammar(call_format.parameters, call_format.arguments_end, marks, members, closing=closing)
     return None
 
 

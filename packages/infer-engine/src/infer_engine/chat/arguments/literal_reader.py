@@ -9,9 +9,9 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
+from infer_engine.chat.arguments.step_reader import Put, StepReader
 from infer_models.text import LiteralFormat
 
 MAX_NAME_CHARACTERS = 256
@@ -28,10 +28,6 @@ _NUM_DIGITS = {"x": 2, "u": 4, "U": 8}
 _OCTAL = re.compile("[0-7]{1,3}")
 _HEXADECIMAL = re.compile("[0-9a-fA-F]+")
 
-_Put = Callable[[str], None]
-_Step = Callable[[str, int, _Put], tuple[int, bool]]
-"""Reads on at a position; returns where it left off, and whether more of the text can be read."""
-
 
 class _Open(NamedTuple):
     """A bracket that is open: what closes it, and what does in JSON."""
@@ -40,20 +36,18 @@ class _Open(NamedTuple):
     json: str
 
 
-class LiteralReader:
+class LiteralReader(StepReader):
     """Reads the arguments of one call after another."""
 
     __slots__ = (
         "_end",
         "_has_member",
-        "_is_over",
         "_is_raw",
         "_name",
         "_num_open",
         "_open",
         "_quote",
         "_raw_quote",
-        "_step",
         "_word",
     )
 
@@ -68,25 +62,13 @@ class LiteralReader:
         self._open = [_Open(self._end, "}")]
         self._num_open = Counter((self._end,))
         self._has_member = False  # of the innermost bracket
-        self._is_over = False
         self._name: list[str] | None = None  # of a member whose name is being read
         self._word: list[str] = []
         self._quote = ""
         self._is_raw = False
-        self._step: _Step = self._read_item
+        self._start(self._read_item)
 
-    def read(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
-        """Read on at `position`, and call `put` with the pieces of JSON that this settles.
-
-        Returns:
-            Where it left off: what follows must come again, with more text. And whether the arguments have ended there.
-        """
-        goes_on = True
-        while goes_on and not self._is_over:
-            position, goes_on = self._step(text, position, put)
-        return position, self._is_over
-
-    def _read_item(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_item(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         """Read up to the next member or element, or over the bracket that closes these."""
         found = _BLANKS.match(text, position)
         assert found is not None
@@ -105,7 +87,7 @@ class LiteralReader:
         self._step = self._read_name
         return position, True
 
-    def _close(self, bracket: str, put: _Put) -> None:
+    def _close(self, bracket: str, put: Put) -> None:
         """Close the innermost open bracket of this kind, and those within it; where there is none, nothing happens."""
         if not self._num_open[bracket]:
             return
@@ -118,7 +100,7 @@ class LiteralReader:
                 break
         self._is_over = not self._open
 
-    def _read_name(self, text: str, position: int, _: _Put) -> tuple[int, bool]:
+    def _read_name(self, text: str, position: int, _: Put) -> tuple[int, bool]:
         """Read the name of a member; what is none is passed over."""
         quote = self._quote_at(text, position)
         if quote is None:
@@ -137,7 +119,7 @@ class LiteralReader:
         self._step = self._read_name_end
         return end, True
 
-    def _read_name_end(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_name_end(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         """Read what comes between a name and a value; without it, the name was none."""
         while position < len(text) and text[position].isspace():
             position += 1
@@ -152,7 +134,7 @@ class LiteralReader:
         self._step = self._read_value
         return position + 1, True
 
-    def _read_value(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_value(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         while position < len(text) and text[position].isspace():
             position += 1
         quote = self._quote_at(text, position)
@@ -190,7 +172,7 @@ class LiteralReader:
         self._is_raw = quote == self._raw_quote
         self._step = self._read_text
 
-    def _read_text(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_text(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         if self._is_raw:
             end = text.find(self._quote, position)
             stop = len(text) - _num_begun(text, position, self._quote) if end < 0 else end
@@ -211,7 +193,7 @@ class LiteralReader:
             self._step = self._read_name_end
         return end + len(self._quote), True
 
-    def _read_escape(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_escape(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         """Read what a backslash begins, by the rules of Python's string literals."""
         kind = text[position + 1 : position + 2]
         if not kind:
@@ -234,13 +216,13 @@ class LiteralReader:
         self._add(f"\\{kind}" if known is None else known, put)
         return position + 2, True
 
-    def _add(self, text: str, put: _Put) -> None:
+    def _add(self, text: str, put: Put) -> None:
         if self._name is not None:
             self._name.append(text)
         elif text:
             put(json.dumps(text, ensure_ascii=False)[1:-1])
 
-    def _read_word(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_word(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         """Read what is neither a text nor in brackets."""
         found = _WORD_END.search(text, position)
         self._word.append(text[position : len(text) if found is None else found.start()])
@@ -251,7 +233,7 @@ class LiteralReader:
         self._step = self._read_item
         return found.start(), True
 
-    def _read_rest(self, text: str, position: int, _: _Put) -> tuple[int, bool]:
+    def _read_rest(self, text: str, position: int, _: Put) -> tuple[int, bool]:
         """Pass over what comes between a value and what ends it."""
         found = _WORD_END.search(text, position)
         if found is None:

@@ -25,14 +25,24 @@ class ParameterGrammar:
     """Makes the expressions of the arguments of several tools, whose rules are among those of `members`."""
 
     def __init__(
-        self, parameter_format: ParameterFormat, arguments_end: str, marks: MarkGrammar, members: AnyOrder
+        self,
+        parameter_format: ParameterFormat,
+        arguments_end: str,
+        marks: MarkGrammar,
+        members: AnyOrder,
+        *,
+        closing: Sequence[str] = (),
     ) -> None:
-        """Make them for a format and a vocabulary."""
+        """Make them for a format and a vocabulary.
+
+        With `closing`, those marks may follow a text whose own end is forgotten. `arguments_end` is the first of them.
+        """
         self._format = parameter_format
         self._marks = marks
         self._members = members
         self._rules = members.rules
         self._more, self._last = parameter_format.begin, arguments_end
+        self._closing = tuple(closing)
         self._made: dict[tuple[str, ...], str] = {}
 
     def arguments(self, name: str, schema: Mapping[str, Any], *, strict: bool) -> str:
@@ -157,19 +167,22 @@ class ParameterGrammar:
         end = escaped(self._format.end)
         if ANY_TEXT in patterns:
             other = escaped(self._last if follower == self._more else self._more)
-            return self._text(ANY_TEXT, follower, rf"(.|\n)*{end}{BLANKS}{other}(.|\n)*")
+            text = self._text(ANY_TEXT, (self._format.end, follower), rf"(.|\n)*{end}{BLANKS}{other}(.|\n)*")
+            may_forget = self._closing and follower == self._last
+            return f"({text} | {self._text(ANY_TEXT, self._closing)})" if may_forget else text
         pattern = f"({'|'.join(patterns)})"
         once = rf"(.|\n)*{end}(.|\n)*{end}(.|\n)*"
+        marks = (self._format.end, follower)
         if not self._format.own_lines:
-            return f"({' | '.join([self._text(pattern, follower, once), *others])})"
-        own_line = " | ".join([self._text(rf"{pattern}\n", follower, once), *others])
-        same_line = self._text(pattern, follower, once, r"\n(.|\n)*", rf"(.|\n)*\n{end}(.|\n)*")
+            return f"({' | '.join([self._text(pattern, marks, once), *others])})"
+        own_line = " | ".join([self._text(rf"{pattern}\n", marks, once), *others])
+        same_line = self._text(pattern, marks, once, r"\n(.|\n)*", rf"(.|\n)*\n{end}(.|\n)*")
         return f'("\\n" ({own_line}) | {" | ".join([same_line, *others])})'
 
-    def _text(self, pattern: str, follower: str, *but_not: str) -> str:
-        key = (pattern, follower, *but_not)
+    def _text(self, pattern: str, marks: Sequence[str], *but_not: str) -> str:
+        key = (pattern, *marks, *but_not)
         if key not in self._made:
-            marks, name = (self._format.end, follower), self._members.new_name()
+            name = self._members.new_name()
             self._made[key] = self._marks.after_text(pattern, marks, name, self._rules, but_not)
         return self._made[key]
 

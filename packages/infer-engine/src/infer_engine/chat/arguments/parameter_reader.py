@@ -5,9 +5,10 @@ Texts are passed on while they are written; of other values, and of those that m
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from infer_engine.chat.arguments.parameter_types import ALL_TYPES, TEXT, ParameterTypes, read_json
+from infer_engine.chat.arguments.step_reader import Put, StepReader
 from infer_engine.chat.call_marks import MORE, NO, match, num_begun, skip_blanks
 from infer_models.text import ParameterFormat
 
@@ -18,40 +19,40 @@ _BEGINNINGS = {"number": "-0123456789", "boolean": "tfTF", "null": "nN", "object
 """What values of a type begin with; constants also as Python writes them."""
 _CONSTANTS = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
 
-_Put = Callable[[str], None]
-_Step = Callable[[str, int, _Put], tuple[int, bool]]
-"""Reads on at a position; returns where it left off, and whether more of the text can be read."""
 
-
-class ParameterReader:
+class ParameterReader(StepReader):
     """Reads the arguments of one call after another."""
 
     __slots__ = (
         "_arguments_end",
-        "_end",
+        "_closing",
+        "_end_marks",
         "_format",
         "_is_at_start",
-        "_is_over",
         "_is_text",
         "_marks",
         "_name",
         "_name_ends",
         "_num_read",
-        "_step",
         "_tool_name",
         "_types",
         "_types_of_tools",
         "_value",
+        "_value_ends",
     )
 
-    def __init__(self, parameter_format: ParameterFormat, arguments_end: str, types: ParameterTypes) -> None:
-        """Read up to `arguments_end`; `types` tell texts from other values."""
+    def __init__(
+        self, parameter_format: ParameterFormat, arguments_end: str, closing: Sequence[str], types: ParameterTypes
+    ) -> None:
+        """Read up to `arguments_end`, with which `closing` begins; `types` tell texts from other values."""
         self._format = parameter_format
         self._arguments_end = arguments_end
         self._types_of_tools = types
         names_end = (parameter_format.name_end, parameter_format.json_name_end)
         self._name_ends = [each.splitlines() for each in names_end if each]
-        self._end = parameter_format.end
+        self._closing = closing
+        self._end_marks = (parameter_format.end, *closing[:1])
+        self._value_ends = re.compile("|".join(map(re.escape, self._end_marks)))
         self._marks = re.compile("|".join(map(re.escape, (parameter_format.begin, arguments_end))))
         self.begin("")
 
@@ -63,22 +64,10 @@ class ParameterReader:
         self._types = ALL_TYPES
         self._is_text: bool | None = None
         self._is_at_start = False
-        self._is_over = False
         self._value: list[str] = []
-        self._step: _Step = self._read_between
+        self._start(self._read_between)
 
-    def read(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
-        """Read on at `position`, and call `put` with the pieces of JSON that this settles.
-
-        Returns:
-            Where it left off: what follows must come again, with more text. And whether the arguments have ended there.
-        """
-        goes_on = True
-        while goes_on and not self._is_over:
-            position, goes_on = self._step(text, position, put)
-        return position, self._is_over
-
-    def _read_between(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_between(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         """Read up to the next parameter or the end; what else is there is passed over."""
         found = self._marks.search(text, position)
         if found is None:
@@ -91,7 +80,7 @@ class ParameterReader:
             self._step = self._read_name
         return found.end(), True
 
-    def _read_name(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_name(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         """Read a name and the mark behind it; what is none is passed over."""
         start = text.find(self._name_ends[0][0][0], position, position + MAX_NAME_CHARACTERS)
         if start < 0 and len(text) - position < MAX_NAME_CHARACTERS:
@@ -108,7 +97,7 @@ class ParameterReader:
         self._begin_value(put, is_said_to_be_text=len(ends) == 1 or ends[0] >= 0)
         return max(ends), True
 
-    def _begin_value(self, put: _Put, *, is_said_to_be_text: bool) -> None:
+    def _begin_value(self, put: Put, *, is_said_to_be_text: bool) -> None:
         self._types = self._types_of_tools.of(self._tool_name, self._name)
         if self._format.json_name_end:
             self._types = frozenset((TEXT,)) if is_said_to_be_text else (self._types - {TEXT} or ALL_TYPES - {TEXT})
@@ -119,29 +108,30 @@ class ParameterReader:
         self._is_at_start = self._format.own_lines
         self._step = self._read_value
 
-    def _read_value(self, text: str, position: int, put: _Put) -> tuple[int, bool]:
+    def _read_value(self, text: str, position: int, put: Put) -> tuple[int, bool]:
         if self._is_at_start:
             if position == len(text):
                 return position, False
             self._is_at_start = False
             if text[position] == "\n":
                 position += 1
-        end = text.find(self._end, position)
-        while end >= 0:
-            follower = self._match_follower(text, end + len(self._end))
-            if follower != NO:
-                self._add_to_value(text[position : self._before_line_break(text, position, end)], put)
-                if follower == MORE:
-                    return self._before_line_break(text, position, end), False
-                self._end_value(put)
-                return end + len(self._end), True
-            end = text.find(self._end, end + len(self._end))
-        stop = len(text) - num_begun(text[position:], self._end)
+        for found in self._value_ends.finditer(text, position):
+            is_forgotten = found[0] != self._format.end
+            follower = match(text, found.start(), self._closing) if is_forgotten else self._follower(text, found.end())
+            if follower == NO:
+                continue
+            stop = self._before_line_break(text, position, found.start())
+            self._add_to_value(text[position:stop], put)
+            if follower == MORE:
+                return stop, False
+            self._end_value(put)
+            return (found.start() if is_forgotten else found.end()), True
+        stop = len(text) - max(num_begun(text[position:], end) for end in self._end_marks)
         stop = self._before_line_break(text, position, stop)
         self._add_to_value(text[position:stop], put)
         return stop, False
 
-    def _match_follower(self, text: str, position: int) -> int:
+    def _follower(self, text: str, position: int) -> int:
         """Return where a mark begins that only follows a value; MORE or NO."""
         start = skip_blanks(text, position)
         found = [match(text, start, [mark]) for mark in (self._format.begin, self._arguments_end)]
@@ -151,7 +141,7 @@ class ParameterReader:
         """Return `end`, or where the line break before it begins, which is no part of a value on lines of its own."""
         return end - 1 if self._format.own_lines and end > start and text[end - 1] == "\n" else end
 
-    def _add_to_value(self, text: str, put: _Put) -> None:
+    def _add_to_value(self, text: str, put: Put) -> None:
         if not text:
             return
         if self._is_text is None and (first := text.lstrip()[:1]):
@@ -165,7 +155,7 @@ class ParameterReader:
         else:
             self._value.append(text)
 
-    def _end_value(self, put: _Put) -> None:
+    def _end_value(self, put: Put) -> None:
         self._step = self._read_between
         put('"' if self._is_text else self._json_of("".join(self._value)))
         self._value = []

@@ -29,7 +29,8 @@ def argument_reader(call_format: ToolCallFormat, types: ParameterTypes | None) -
     if call_format.literals is not None:
         return LiteralReader(call_format.literals)
     if call_format.parameters is not None:
-        return ParameterReader(call_format.parameters, call_format.arguments_end, types or ParameterTypes())
+        ends = (call_format.arguments_end, call_format.closing)
+        return ParameterReader(call_format.parameters, *ends, types or ParameterTypes())
     return _JsonReader()
 
 

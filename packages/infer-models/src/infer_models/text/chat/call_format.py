@@ -166,6 +166,15 @@ class ToolCallFormat:
         return "" if self.parameters is None else self.call_end.split()[0]
 
     @property
+    def closing(self) -> tuple[str, ...]:
+        """The marks behind the last argument of the last call, where more than one says that the call is over.
+
+        Together they end a value of `parameters` too, whose own end the model has forgotten.
+        """
+        marks = (*self.call_end.split(), *self.end.split())
+        return marks if self.parameters is not None and len(marks) > 1 else ()
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The texts that are one token in vocabularies of this format, if they have it."""
         if self.tokens:
