@@ -225,6 +225,21 @@ def test_an_answer_in_channels_goes_on_with_the_final_one(tmp_path: Path) -> Non
     assert "one two <|end|><|start|>assistant<|channel|>final<|message|>" in text
 
 
+def test_with_tools_a_channel_is_chosen_at_the_limit_and_calls_are_no_thinking(tmp_path: Path) -> None:
+    thought = ["<|channel|>", "analysis", "<|message|>", "one ", "two ", "three", "<|end|>"]
+    llm = load(tmp_path / "thought", thought, CHANNELS, special_tokens=CHANNEL_MARKS)
+    found = answer(llm, thinking_token_budget=2, max_tokens=30, tools=[LOOK])
+    assert found.reasoning == "one two "
+    text = Tokenizer.from_folder(tmp_path / "thought").decode(found.token_ids, skip_special_tokens=False)
+    _, _, after = text.partition("one two <|end|><|start|>assistant<|channel|>")
+    assert after
+    assert not after.startswith("analysis")
+    call = ["<|channel|>", "commentary to=functions.look <|constrain|>json<|message|>", '{"at": ', '"sky"}', "<|call|>"]
+    llm = load(tmp_path / "call", call, CHANNELS, special_tokens=CHANNEL_MARKS)
+    found = answer(llm, thinking_token_budget=0, tools=[LOOK])
+    assert [(each.name, json.loads(each.arguments)) for each in found.tool_calls] == [("look", {"at": "sky"})]
+
+
 def test_a_budget_beside_a_list_of_tokens_is_refused(tmp_path: Path) -> None:
     llm = load(tmp_path / "m", THOUGHT, reasoning_budget=1)
     answer(llm, allowed_token_ids=(5, 6), max_tokens=2)

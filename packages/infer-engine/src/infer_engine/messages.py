@@ -40,6 +40,7 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: tokens of thinking after which it must end.
         end_token_ids: tokens of what is said then and of the mark of the end, at least one.
         begin_token_id: the token that begins thinking, if it is one.
+        tool_names: names of the tools that are offered; messages to them in channels are calls, to others thinking.
         shown_ids: special tokens that have a text in answers.
     """
 
@@ -48,6 +49,7 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     end_token_ids: list[int]
     begin_token_id: int | None = None
+    tool_names: tuple[str, ...] = ()
     shown_ids: tuple[int, ...] = ()
 
 

@@ -104,3 +104,34 @@ def test_thinking_that_was_ended_does_not_begin_again() -> None:
     for token_id in [*tokens("a"), *END, *tokens("<think>")]:
         again.consume(token_id)
     assert forced(again) == END
+
+
+def test_in_channels_no_other_thinking_may_follow_a_forced_end_and_a_call_may() -> None:
+    end, analysis = tokens("<|end|><|start|>assistant<|channel|>"), tokens("analysis")[0]
+    limit = ThinkingLimit(
+        reasoning_format=REASONING_FORMATS["harmony"],
+        reasoning_state=ReasoningState.MAY_BEGIN,
+        max_tokens=1,
+        end_token_ids=end,
+        begin_token_id=analysis,
+        tool_names=("analysis",),
+        shown_ids=tuple(TOKENIZER.special_ids),
+    )
+    reader = ThinkingConstraint(limit, COMPILER.vocabulary(), None)
+    for token_id in tokens("<|channel|>analysis<|message|>a"):
+        assert reader.mask() is None
+        reader.consume(token_id)
+    for token_id in end:
+        mask = reader.mask()
+        assert mask is not None
+        assert mask[token_id // 32] >> (token_id % 32) & 1
+        assert sum(int(word).bit_count() for word in mask.view("uint32")) == 1
+        reader.consume(token_id)
+    mask = reader.mask()
+    assert mask is not None
+    assert [token for token in range(TOKENIZER.vocab_size) if not mask[token // 32] >> (token % 32) & 1] == [analysis]
+    first, *call = tokens('commentary to=functions.analysis <|message|>{"at": "a long analysis"}<|call|>')
+    reader.consume(first)
+    for token_id in call:
+        assert reader.mask() is None
+        reader.consume(token_id)

@@ -68,8 +68,8 @@ class ChannelParser:
 
     @property
     def may_begin_reasoning(self) -> bool:
-        """Whether reasoning may begin in the text that comes next; it may in any later message."""
-        return not self.is_reasoning
+        """Whether the text that comes next is the name of a channel."""
+        return self._step == self._read_header and self._held.rstrip().endswith(_CHANNEL)
 
     @property
     def is_waiting(self) -> bool:

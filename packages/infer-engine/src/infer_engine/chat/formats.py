@@ -1,5 +1,6 @@
 """`ChatFormats`: from a `ChatPrompt` to what its template gets, and to how its answer is read."""
 
+import functools
 import hashlib
 import re
 from typing import Any
@@ -87,15 +88,20 @@ class ChatFormats:
         reasoning = form.reasoning_format
         if reasoning is None or not (is_free or form.thinks):
             return None
-        end = reasoning.end + ("<|start|>assistant<|channel|>final<|message|>" if reasoning.channels else "")
-        encode = self._tokenizer.encode
-        begin_ids = encode(reasoning.begin, add_special_tokens=False)
+        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+        begin_ids = encode(reasoning.begin)
+        end = reasoning.end
+        if reasoning.channels:
+            begin_ids = encode("analysis")
+            may_choose = form.tool_names and len(begin_ids) == 1
+            end += "<|start|>assistant<|channel|>" + ("" if may_choose else "final<|message|>")
         return ThinkingLimit(
             reasoning_format=reasoning,
             reasoning_state=form.reasoning_state,
             max_tokens=max_tokens,
-            end_token_ids=[*encode(message, add_special_tokens=False), *encode(end, add_special_tokens=False)],
+            end_token_ids=[*encode(message), *encode(end)],
             begin_token_id=begin_ids[0] if len(begin_ids) == 1 else None,
+            tool_names=form.tool_names,
             shown_ids=tuple(sorted(form.shown_ids)),
         )
 

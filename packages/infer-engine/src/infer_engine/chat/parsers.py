@@ -23,5 +23,5 @@ def parser_of_calls(heads: CallHeads, parameter_types: ParameterTypes | None = N
 def parser_of_reasoning(limit: ThinkingLimit) -> AnswerParser | ChannelParser:
     """Return the parser of an answer of which nothing but its thinking matters."""
     if limit.reasoning_format.channels:
-        return ChannelParser()
+        return ChannelParser(tool_names=limit.tool_names)
     return AnswerParser(reasoning_format=limit.reasoning_format, state=limit.reasoning_state, may_lack_begin=False)

@@ -63,7 +63,8 @@ class ThinkingConstraint:
         if self._forced and token_id == self._forced[-1]:
             self._forced.pop()
         was_thinking = self._parser.is_reasoning
-        if not was_thinking and not self._parser.may_begin_reasoning:
+        has_channels = bool(self._limit.reasoning_format.channels)  # in which thinking may begin at any time
+        if not was_thinking and not self._parser.may_begin_reasoning and not has_channels:
             return
         self._parser.add(self._decoder.decode(self._vocabulary.text_bytes(token_id, self._shown_ids)))
         self._num_tokens += was_thinking and self._parser.is_reasoning
