@@ -1,6 +1,7 @@
 """What docs/ says of flags, fields and metrics, against what the server has."""
 
 import contextlib
+import html
 import io
 import re
 from collections.abc import AsyncIterator
@@ -10,6 +11,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from infer_models.text import TOOL_CALL_FORMATS
+from infer_models.text.chat.tool_formats import tool_call_format_of
 from infer_server import ServerSettings, create_app
 from infer_server.cli import main
 from infer_server.testing import FakeEngine
@@ -134,3 +137,17 @@ def test_tests_that_the_kernels_page_names_are_there() -> None:
     assert {
         path for path in named if not any((ROOT / "packages").glob(f"*/{path}")) and not (ROOT / path).exists()
     } == set()
+
+
+def test_formats_of_tool_calls_are_found_by_what_the_documentation_says() -> None:
+    text = html.unescape((ROOT / "docs" / "tools.md").read_text(encoding="utf-8").replace("&#124;", "\0"))
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \| ", text, re.MULTILINE))
+    assert TOOL_CALL_FORMATS.keys() <= rows.keys()
+    for name in TOOL_CALL_FORMATS.keys() - {"json"}:
+        found_by, _, _ = rows[name].replace("\0", "|").partition(", but no ")
+        codes = re.findall(r"`` (.+?) ``|`(.+?)`|<code>(.+?)</code>", found_by)
+        marks = ["".join(each) for each in codes]
+        for template in marks if " or " in found_by else [" ".join(marks)]:
+            found = tool_call_format_of(template)
+            assert found is not None, template
+            assert found.name == name

@@ -43,7 +43,7 @@ def tools_of(draw: random.Random) -> list[dict[str, Any]]:
 
 
 def request(seed: str) -> dict[str, Any]:
-    """Return the request that belongs to `seed`: four choices that must be calls."""
+    """Return the request that belongs to `seed`: four choices that must be calls, after little thinking."""
     draw = random.Random(seed)  # noqa: S311 - a test
     tools = tools_of(draw)
     named = {"type": "function", "function": {"name": tools[0]["function"]["name"]}}
@@ -54,8 +54,9 @@ def request(seed: str) -> dict[str, Any]:
         "parallel_tool_calls": draw.random() < 0.3,
         "temperature": draw.choice([0.0, 0.7, 1.0, 1.9]),
         "seed": draw.randrange(2**30),
-        "max_tokens": 160,
+        "max_tokens": 240,
         "n": 4,
+        "extra_body": {"thinking_token_budget": 3},
     }
 
 

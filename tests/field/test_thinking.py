@@ -199,6 +199,17 @@ def test_what_is_said_at_the_limit_is_thinking(tmp_path: Path) -> None:
     assert (found.reasoning, found.text) == ("one two ... enough!", "Yes.")
 
 
+def test_usage_counts_what_was_forced_as_thinking(serve_script: ServeScript, body: dict[str, Any]) -> None:
+    flags = ("--reasoning-budget", "2", "--reasoning-budget-message", " Enough.\n")
+    how: dict[str, Any] = {"special_tokens": ["<think>", "</think>"], "chat_template": template(names=THINK)}
+    with serve_script(THOUGHT, flags=flags, **how) as client:
+        said = client.post("/tokenize", json={"prompt": " Enough.\n", "add_special_tokens": False}).json()["count"]
+        usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+    marks, thought, text, end = 2, 2, 2, 1
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == marks + thought + said
+    assert usage["completion_tokens"] == marks + thought + said + text + end
+
+
 # what follows thinking that was cut is as strict as ever
 def test_calls_and_schemas_follow_thinking_that_was_ended(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -238,6 +249,40 @@ def test_with_tools_a_channel_is_chosen_at_the_limit_and_calls_are_no_thinking(t
     llm = load(tmp_path / "call", call, CHANNELS, special_tokens=CHANNEL_MARKS)
     found = answer(llm, thinking_token_budget=0, tools=[LOOK])
     assert [(each.name, json.loads(each.arguments)) for each in found.tool_calls] == [("look", {"at": "sky"})]
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [3, 4]}}, "required": ["n"], "additionalProperties": False}
+
+
+# openai/gpt-oss writes in channels whatever it is asked for: calls and schemas come in theirs, behind its thinking
+@pytest.mark.covers("structured-tools-agents/channels")
+@pytest.mark.parametrize("kind", ["special_tokens", "added_tokens"])
+@pytest.mark.parametrize("budget", [None, 0, 1])
+def test_calls_and_schemas_are_forced_in_channels(kind: str, budget: int | None, tmp_path: Path) -> None:
+    # Where the script meets a grammar, what comes next is as good as random.
+    script = ["<|channel|>", "analysis", "<|message|>", "one ", "two", "<|end|>", "<|start|>", "assistant", " so"]
+    llm = load(tmp_path / "m", script, CHANNELS, **{kind: CHANNEL_MARKS})
+    tokenizer = Tokenizer.from_folder(tmp_path / "m")
+    count = Tool(name="count", parameters=SCHEMA)
+    content = StructuredOutputs(json=SCHEMA)
+    header = "<|channel|>commentary to=functions.count <|constrain|>json<|message|>"
+    thought = (
+        "<|channel|>analysis<|message|>" + {None: "one two", 0: "", 1: "one "}[budget] + "<|end|><|start|>assistant"
+    )
+    for params, begin in (
+        ({"tools": [count], "tool_choice": "required"}, header),
+        ({"tools": [count, LOOK], "tool_choice": "required"}, "<|channel|>commentary to=functions."),
+        ({"structured_outputs": content}, "<|channel|>final<|message|>{"),
+        ({"structured_outputs": content, "tools": [count]}, "<|channel|>"),
+    ):
+        found = answer(llm, temperature=1, seed=5, max_tokens=200, thinking_token_budget=budget, **params)
+        text = tokenizer.decode(found.token_ids, skip_special_tokens=False)
+        assert text.startswith(thought + begin)
+        assert found.reasoning == {None: "one two", 0: "", 1: "one "}[budget]
+        values = [json.loads(each.arguments) for each in found.tool_calls if each.name == "count"]
+        values += [json.loads(found.text)] if found.text else []
+        assert all(value in ({"n": 3}, {"n": 4}) for value in values)
+        assert len(found.tool_calls) + bool(found.text) == 1
 
 
 def test_a_budget_beside_a_list_of_tokens_is_refused(tmp_path: Path) -> None:

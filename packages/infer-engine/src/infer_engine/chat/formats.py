@@ -13,7 +13,7 @@ from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.chat.parsers import parser_of_calls
 from infer_engine.messages import ThinkingLimit
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
-from infer_models.text import TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
+from infer_models.text import CHANNEL_CALLS, TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
 _SHORT_ID_LENGTH = 9
 _TOOL_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}")
@@ -62,9 +62,12 @@ class ChatFormats:
             InvalidRequestError: the tools cannot be told apart, or are not there.
         """
         tool_call_format = self._tool_call_format(prompt)
+        reasoning = self._chat.reasoning_format
+        if tool_call_format is not None and reasoning is not None and reasoning.channels:
+            tool_call_format = CHANNEL_CALLS
         names = tuple(tool.name for tool in prompt.callable_tools if prompt.tool_name in (None, tool.name))
         return AnswerForm(
-            reasoning_format=self._chat.reasoning_format,
+            reasoning_format=reasoning,
             reasoning_state=state,
             tool_call_format=tool_call_format,
             token_id_of=self._special_token_id,
@@ -93,8 +96,8 @@ class ChatFormats:
         end = reasoning.end
         if reasoning.channels:
             begin_ids = encode("analysis")
-            may_choose = form.tool_names and len(begin_ids) == 1
-            end += "<|start|>assistant<|channel|>" + ("" if may_choose else "final<|message|>")
+            chooses = form.tool_names and (len(begin_ids) == 1 or not is_free or form.must_call)
+            end += "<|start|>assistant<|channel|>" + ("" if chooses else "final<|message|>")
         return ThinkingLimit(
             reasoning_format=reasoning,
             reasoning_state=form.reasoning_state,
@@ -111,10 +114,10 @@ class ChatFormats:
         if heads is not None and is_free:
             return parser_of_calls(heads, form.parameter_types)
         reasoning = form.reasoning_format
-        if reasoning is not None and reasoning.channels:  # a grammar of the whole answer has no channels
+        if reasoning is not None and reasoning.channels:
+            if form.has_channels or (is_free and not form.must_call):
+                return ChannelParser(tool_names=form.tool_names, max_calls=form.max_calls)
             reasoning = None
-            if is_free and not form.must_call:
-                return ChannelParser()
         if reasoning is None and form.tool_call_format is None:
             return None
         return AnswerParser(

@@ -1,6 +1,6 @@
 """`AnswerForm`: how a model writes the parts of an answer. Imports no grammar library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
@@ -45,14 +45,25 @@ class AnswerForm:
     @property
     def mark_ids(self) -> dict[str, int]:
         """The ids of the marks around calls that are special tokens."""
-        marks = () if self.tool_call_format is None else self.tool_call_format.markers
+        return self._ids(() if self.tool_call_format is None else self.tool_call_format.markers)
+
+    @property
+    def reasoning_ids(self) -> dict[str, int]:
+        """The ids of the marks around reasoning that are special tokens."""
+        return self._ids(() if self.reasoning_format is None else self.reasoning_format.markers)
+
+    def _ids(self, marks: Sequence[str]) -> dict[str, int]:
         return {mark: token_id for mark in marks if (token_id := self.token_id_of(mark)) is not None}
 
     @property
     def thinks(self) -> bool:
-        """Whether a grammar of the whole answer lets reasoning come first; of channels there is none."""
-        reasoning = self.reasoning_format
-        return reasoning is not None and not reasoning.channels and self.reasoning_state is not ReasoningState.NONE
+        """Whether a grammar of the whole answer lets reasoning come first."""
+        return self.reasoning_format is not None and self.reasoning_state is not ReasoningState.NONE
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the answer comes as messages in channels; the rest of a message that the prompt began does not."""
+        return self.thinks and self.reasoning_format is not None and bool(self.reasoning_format.channels)
 
     def call_heads(self) -> CallHeads | None:
         """Return how the core sees calls begin; None if the answer may have none, or must."""

@@ -42,13 +42,17 @@ def answer_grammar(prompt: ChatPrompt, content: StructuredOutputs | None, form: 
             return None
         if not form.thinks:
             return to_grammar_text(content)
-        rules = [f"content: {_nested(content)}"]
+        rules = [_content_rule(content, form)]
         answer = "content"
     else:
         call_format = form.tool_call_format
         is_json = content is not None and not call_format.is_anywhere and call_format.literals is None
         rules = _CallRules(form).make(prompt, as_json=is_json)
-        answer = _answer_with_calls(prompt, content, rules)
+        answer = "calls"
+        if prompt.tool_choice != "required":
+            assert content is not None
+            rules.append(_content_rule(content, form))
+            answer = "(content | calls)"
     start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules)
     return HEADER + "\n".join([start, *rules]) + RULES + ANY_ORDER_RULES
 
@@ -102,13 +106,10 @@ def _own_grammar(
     return None
 
 
-def _answer_with_calls(prompt: ChatPrompt, content: StructuredOutputs | None, rules: list[str]) -> str:
-    """Return what an answer is made of; rules that it needs are added to `rules`."""
-    if prompt.tool_choice == "required":
-        return "calls"
-    assert content is not None
-    rules.append(f"content: {_nested(content)}")
-    return "(content | calls)"
+def _content_rule(content: StructuredOutputs, form: AnswerForm) -> str:
+    """Return the rule `content`: what is asked of it, and of an answer in channels the header before it."""
+    header = MarkGrammar(form.reasoning_ids).literal("<|channel|>final<|message|>") if form.has_channels else ""
+    return f"content: {header} {_nested(content)}"
 
 
 def _nested(content: StructuredOutputs) -> str:
@@ -123,11 +124,12 @@ def _with_reasoning(answer: str, form: AnswerForm, rules: list[str]) -> str:
     """Return the start of an answer that reasoning may or must come before."""
     assert form.reasoning_format is not None
     end, thinking = _up_to("thought", form.reasoning_format.end, form.token_id_of, rules)
-    after = f"({end} GAP {answer} | {thinking})"
+    ids = form.reasoning_ids
+    next_message = MarkGrammar(ids).literal("<|start|>assistant") if form.has_channels else ""
+    after = f"({end} GAP {next_message} {answer} | {thinking})"
     if form.reasoning_state is ReasoningState.OPEN:
         return f"start: {after}"
     begin = form.reasoning_format.begin
-    ids = {mark: token_id for mark in form.reasoning_format.markers if (token_id := form.token_id_of(mark)) is not None}
     if any(mark in begin for mark in ids):
         rules.append(f"thinking: GAP {MarkGrammar(ids).literal(begin)}")
     else:
@@ -151,7 +153,7 @@ class _CallRules:
     def __init__(self, form: AnswerForm) -> None:
         assert form.tool_call_format is not None
         self._format = form.tool_call_format
-        self._max_calls = form.max_calls
+        self._max_calls = 1 if form.has_channels else form.max_calls  # the token behind it ends the answer
         self._names = form.tool_names
         self._marks = MarkGrammar(form.mark_ids)
         self._members = AnyOrder()

@@ -5,7 +5,7 @@ from infer_models.text.chat.conversation import Conversation
 from infer_models.text.chat.encoder import EncodedChat, ReasoningState
 from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from infer_models.text.chat.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
-from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS
+from infer_models.text.chat.tool_formats import CHANNEL_CALLS, TOOL_CALL_FORMATS
 from infer_models.text.detokenizer import IncrementalDetokenizer
 from infer_models.text.dummy import dummy_tokenizer, save_dummy_tokenizer
 from infer_models.text.errors import TextTooLongError
@@ -14,6 +14,7 @@ from infer_models.text.tokenizer import Tokenizer
 
 __all__ = [
     "REASONING_FORMATS",
+    "CHANNEL_CALLS",
     "TOOL_CALL_FORMATS",
     "ChatTemplate",
     "ChatTemplateError",

@@ -292,6 +292,17 @@ TOOL_CALL_FORMATS = {
     )
 }
 
+CHANNEL_CALLS = ToolCallFormat(
+    name="harmony",
+    trigger="<|channel|>commentary to=functions.",
+    is_anywhere=True,
+    call_begin="<|channel|>commentary to=functions.",
+    before_arguments=" <|constrain|>json<|message|>",
+    call_end="",
+    tokens=("<|channel|>", "<|constrain|>", "<|message|>"),
+)
+"""How gpt-oss writes the one call of a turn, behind `<|start|>assistant`; answers in channels have a parser of their own."""
+
 _SIGNS = (
     ("<parameter=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
