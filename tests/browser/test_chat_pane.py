@@ -191,17 +191,6 @@ def test_thinking_is_folded_and_apart_from_the_answer(visit: Visit, tiny_url: st
     assert page.locator(".transcript :is(img, b)").count() == 0
 
 
-def test_thoughts_go_back_to_the_server_and_survive_a_reload(visit: Visit, tiny_url: str) -> None:
-    page = visit(tiny_url)
-    answer_with(page, events({"reasoning_content": "Hm."}, {"content": "Yes."}))
-    send(page, "well?")
-    expect(page.locator(".said").last).to_have_text("Yes.")
-    page.reload()
-    expect(page.get_by_text("Thoughts").last).to_be_visible()
-    body = sent_by(page, lambda: send(page, "sure?"))
-    assert body["messages"][1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
-
-
 def test_answer_without_thinking_shows_none(visit: Visit, tiny_url: str) -> None:
     page = visit(tiny_url)
     answer_with(page, events({"content": "Yes."}))

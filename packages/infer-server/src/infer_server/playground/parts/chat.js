@@ -4,7 +4,7 @@ const CONVERSATION_ITEM = "infer.conversation";
 const SYSTEM_ITEM = "infer.system_prompt";
 
 class Chat {
-  #messages = stored(sessionStorage, CONVERSATION_ITEM, []);
+  #messages = stored(sessionStorage, CONVERSATION_ITEM, []); // as the server takes them; answers with their parts too
   #waiting = null; // the turn whose calls have no results yet
 
   constructor({ server, sampling, tools }) {
@@ -82,7 +82,7 @@ class Chat {
   async #answer() {
     const body = this.#body();
     if (this.turnstile.isBusy || !body) return;
-    const turn = this.#addTurn({ role: "assistant", content: "" });
+    const turn = this.#addTurn({ role: "assistant", parts: [] });
     turn.isBusy = true;
     showError(this.error, null);
     window.scrollTo(0, document.documentElement.scrollHeight);
@@ -92,7 +92,7 @@ class Chat {
         const generation = await generate(this.server, {
           path: "v1/chat/completions",
           body,
-          partsOf: ({ delta }) => ({
+          piecesOf: ({ delta }) => ({
             text: delta?.content ?? "",
             reasoning: delta?.reasoning_content ?? "",
             calls: delta?.tool_calls ?? [],
@@ -100,8 +100,8 @@ class Chat {
           signal,
           onProgress: (progress) => keepAtEnd(() => turn.show(progress)),
         });
-        const message = messageOf(generation);
-        if (message) answered.push(message);
+        const message = messageOf(generation.parts);
+        if (message) answered.push({ ...message, parts: generation.parts });
         else if (generation.finishReason === "stopped") turn.element.remove();
         if (message?.tool_calls && answered === this.#messages) this.#waitForResults(turn, message.tool_calls);
       } catch (error) {
@@ -119,7 +119,7 @@ class Chat {
     const sampling = this.sampling.body();
     const tools = sampling && this.tools.body({ isAfterResults: this.#messages.at(-1)?.role === "tool" });
     if (!tools) return null;
-    const messages = [...this.#messages];
+    const messages = this.#messages.map(({ parts, ...message }) => message);
     if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
     const { max_tokens, ...body } = sampling;
     if (max_tokens) body.max_completion_tokens = max_tokens;
@@ -176,11 +176,16 @@ class Chat {
 }
 
 /** The message of an answer as the server takes it back, or null if there is nothing to send. Calls cut off are not. */
-function messageOf({ text, reasoning, calls }) {
-  const whole = calls.filter((call) => parsed(call.arguments) instanceof Object);
-  if (!text && !reasoning && !whole.length) return null;
-  const message = { role: "assistant", content: text };
+function messageOf(parts) {
+  const [content, reasoning] = [textOf(parts, "text"), textOf(parts, "thinking")];
+  const calls = parts.filter(({ kind, text }) => kind === "call" && parsed(text) instanceof Object);
+  if (!content && !reasoning && !calls.length) return null;
+  const message = { role: "assistant", content };
   if (reasoning) message.reasoning_content = reasoning;
-  if (whole.length) message.tool_calls = whole.map(({ id, ...call }) => ({ id, type: "function", function: call }));
+  if (calls.length) message.tool_calls = calls.map(toolCall);
   return message;
+}
+
+function toolCall({ id, name, text }) {
+  return { id, type: "function", function: { name, arguments: text } };
 }

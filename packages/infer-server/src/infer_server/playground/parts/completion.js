@@ -51,7 +51,7 @@ class Completion {
         await generate(this.server, {
           path: "v1/completions",
           body: { ...sampling, prompt },
-          partsOf: ({ text }) => ({ text }),
+          piecesOf: ({ text }) => ({ text }),
           signal,
           onProgress: (generation) => {
             keepAtEnd(() => this.#show(prompt + generation.text, { start: prompt.length }));

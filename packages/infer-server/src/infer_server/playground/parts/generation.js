@@ -1,44 +1,68 @@
-// One answer that streams in: its text, its calls, its times, its numbers. Knows no pane.
+// One answer that streams in: its parts, its times, its numbers. Knows no pane.
 
 const find = (id) => document.getElementById(id);
 
 class Generation {
+  #calls = []; // the parts that are calls, by their index
+  #partStartMs = null; // when the last part began
+
+  /**
+   * `parts` are in the order in which they came: `{ kind: "thinking", text, ms }`, `{ kind: "text", text }`, and
+   * `{ kind: "call", id, name, text }`, whose text is the arguments. `ms` is null while the thinking goes on.
+   */
   constructor() {
-    this.text = "";
-    this.reasoning = "";
-    this.calls = [];
+    this.parts = [];
     this.numTokens = 0;
     this.usage = null;
     this.finishReason = null;
     this.startMs = performance.now();
     this.firstMs = null;
     this.lastMs = null;
-    this.thoughtMs = null;
+  }
+
+  get text() {
+    return textOf(this.parts, "text");
   }
 
   /** Take an event, in which the choice has `text`, `reasoning` and pieces of `calls`. */
   note(event, { text = "", reasoning = "", calls = [] }) {
-    this.text += text;
-    this.reasoning += reasoning;
+    if (reasoning) this.#lastPart("thinking").text += reasoning;
+    if (text) this.#lastPart("text").text += text;
     for (const piece of calls) this.#noteCall(piece);
     this.usage = event.usage ?? this.usage;
     this.finishReason = event.choices?.[0]?.finish_reason ?? this.finishReason;
-    const isAnswer = text !== "" || calls.length > 0;
     // A token may have no text yet; where events carry ids, those are counted.
-    const isToken = event.token_id === undefined ? isAnswer || reasoning !== "" : event.token_id !== null;
+    const isToken = event.token_id === undefined ? Boolean(text || reasoning || calls.length) : event.token_id !== null;
     if (isToken) {
       this.numTokens += 1;
       this.lastMs = performance.now();
       this.firstMs ??= this.lastMs;
     }
-    if (this.reasoning && this.thoughtMs === null && (isAnswer || this.finishReason)) {
-      this.thoughtMs = performance.now() - this.firstMs;
-    }
+  }
+
+  /** The last part grows no more. */
+  endPart() {
+    const part = this.parts.at(-1);
+    if (part?.kind === "thinking") part.ms ??= performance.now() - this.#partStartMs;
+  }
+
+  /** The last part, which is of this kind: begun if it was of another one. */
+  #lastPart(kind) {
+    const part = this.parts.at(-1);
+    if (part?.kind === kind) return part;
+    return this.#begin(kind === "thinking" ? { kind, text: "", ms: null } : { kind, text: "" });
+  }
+
+  #begin(part) {
+    this.endPart();
+    this.#partStartMs = performance.now();
+    this.parts.push(part);
+    return part;
   }
 
   #noteCall({ index, id, function: { name, arguments: text } }) {
-    this.calls[index] ??= { id, name, arguments: "" };
-    this.calls[index].arguments += text ?? "";
+    this.#calls[index] ??= this.#begin({ kind: "call", id, name, text: "" });
+    this.#calls[index].text += text ?? "";
   }
 
   /** What is known so far, in words. */
@@ -60,10 +84,10 @@ class Generation {
 
 /**
  * Stream an answer. Returns the generation, also when `signal` stopped it; throws when the server failed.
- * `partsOf(choice)` returns what is new in an event: `text`, `reasoning`, `calls`.
+ * `piecesOf(choice)` returns what is new in an event: `text`, `reasoning`, `calls`.
  * `onProgress(generation)` is called once per frame at most, and once at the end.
  */
-async function generate(server, { path, body, partsOf, signal, onProgress }) {
+async function generate(server, { path, body, piecesOf, signal, onProgress }) {
   const generation = new Generation();
   let frame = 0;
   const show = () => {
@@ -74,7 +98,7 @@ async function generate(server, { path, body, partsOf, signal, onProgress }) {
     const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
     for await (const event of server.events(path, { body: streamed, signal })) {
       const choice = event.choices?.[0];
-      generation.note(event, choice ? partsOf(choice) : {});
+      generation.note(event, choice ? piecesOf(choice) : {});
       frame ||= requestAnimationFrame(show);
     }
   } catch (error) {
@@ -82,9 +106,15 @@ async function generate(server, { path, body, partsOf, signal, onProgress }) {
     generation.finishReason = "stopped";
   } finally {
     cancelAnimationFrame(frame);
+    generation.endPart();
     onProgress(generation);
   }
   return generation;
+}
+
+/** The text of all parts of this kind. */
+function textOf(parts, kind) {
+  return parts.filter((part) => part.kind === kind).map((part) => part.text).join("");
 }
 
 /** One answer at a time, which a button and Escape can stop. */

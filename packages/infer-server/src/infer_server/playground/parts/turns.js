@@ -1,27 +1,24 @@
-// The turns of a conversation on the page: what was thought, said and called. Texts go in as text, never as markup.
+// The turns of a conversation: what was thought, said and called, in order. Texts go in as text, never as markup.
 
 class Turn {
-  #cards = [];
+  #views = []; // of the parts, in their order
   #asked = []; // the cards whose results the reader shall write
 
-  /** The turn of a message as the server takes it, whose role is `user` or `assistant`. */
-  constructor({ role, content, reasoning_content: reasoning = "", tool_calls: calls = [] }, { onResults } = {}) {
+  /** The turn of a message whose role is `user` or `assistant`, and which has parts if the page saw it come. */
+  constructor({ role, ...message }, { onResults } = {}) {
     this.element = made("article", "turn");
     this.element.dataset.role = role;
-    this.thinking = new Thinking();
-    this.said = made("div", "said", content ?? "");
-    this.calls = made("div", "calls");
+    this.parts = made("div", "parts");
     this.send = made("button", "primary", "Send results");
     this.send.type = "button";
     this.send.hidden = true;
     this.send.addEventListener("click", () => onResults());
     this.stats = made("p", "stats");
     const body = made("div", "turn-body");
-    body.append(this.thinking.element, this.said, this.calls, this.send, this.stats);
+    body.append(this.parts, this.send, this.stats);
     this.element.append(made("h3", "speaker", role === "user" ? "You" : "Model"), body);
     this.onResults = onResults;
-    this.thinking.show(reasoning);
-    this.#showCalls(calls);
+    this.#showParts(message.parts ?? partsOf(message));
   }
 
   set isBusy(isBusy) {
@@ -30,16 +27,14 @@ class Turn {
 
   /** Show what the model has made so far. */
   show(generation) {
-    this.thinking.show(generation.reasoning, generation.thoughtMs);
-    this.said.textContent = generation.text;
-    this.#showCalls(generation.calls.map(({ id, ...call }) => ({ id, function: call })));
+    this.#showParts(generation.parts);
     showFacts(this.stats, generation.facts());
   }
 
   /** Ask the reader for the results of `calls`. */
   askForResults(calls) {
     const ids = calls.map(({ id }) => id);
-    this.#asked = this.#cards.filter((card) => ids.includes(card.id));
+    this.#asked = this.#views.filter((view) => ids.includes(view.id));
     for (const card of this.#asked) card.ask(() => this.onResults());
     this.send.hidden = false;
   }
@@ -56,21 +51,50 @@ class Turn {
 
   /** Show the results that were sent earlier. */
   settle({ tool_call_id: id, content }) {
-    this.#cards.find((card) => card.id === id)?.settle(content);
+    this.#views.find((view) => view.id === id)?.settle(content);
   }
 
-  #showCalls(calls) {
-    for (const [index, call] of calls.entries()) {
-      if (index === this.#cards.length) {
-        this.#cards.push(new CallCard(call));
-        this.calls.append(this.#cards[index].element);
+  #showParts(parts) {
+    const shown = parts.filter(isShown);
+    for (const [index, part] of parts.entries()) {
+      if (index === this.#views.length) {
+        this.#views.push(new VIEWS[part.kind](part));
+        this.parts.append(this.#views[index].element);
       }
-      this.#cards[index].show(call.function.arguments);
+      this.#views[index].show(part, shown);
     }
   }
 }
 
-/** What the model thought, folded. */
+/** The parts of a message that does not say them. */
+function partsOf({ content, reasoning_content: reasoning, tool_calls: calls = [] }) {
+  const parts = calls.map(({ id, function: { name, arguments: text } }) => ({ kind: "call", id, name, text }));
+  if (content) parts.unshift({ kind: "text", text: content });
+  if (reasoning) parts.unshift({ kind: "thinking", text: reasoning });
+  return parts;
+}
+
+/** Whether there is something to see of a part: white space between two others is nothing. */
+function isShown({ kind, text }) {
+  return kind === "call" || text.trim() !== "";
+}
+
+/** What was said: by the reader, or by the model as its answer or on the way to it. */
+class Said {
+  constructor() {
+    this.element = made("div", "said");
+  }
+
+  /** Show the text; a label tells which it is where other parts are shown. */
+  show(part, shown) {
+    this.element.hidden = !isShown(part);
+    const label = part === shown.at(-1) ? "Answer" : "Commentary";
+    this.element.dataset.label = shown.length > 1 ? label : "";
+    write(this.element, part.text);
+  }
+}
+
+/** What the model thought at one time, folded. */
 class Thinking {
   constructor() {
     this.element = made("details", "thinking");
@@ -79,13 +103,14 @@ class Thinking {
     this.element.append(this.summary, this.text);
   }
 
-  /** Show `text`, which took `milliseconds`; null while it grows. */
-  show(text, milliseconds) {
-    this.element.hidden = text === "";
-    this.text.textContent = text;
-    if (milliseconds === undefined) this.summary.textContent = "Thoughts";
-    else if (milliseconds === null) this.summary.textContent = "Thinking…";
-    else this.summary.textContent = `Thought for ${(milliseconds / 1000).toFixed(1)} s`;
+  /** Show the text, which took `ms` milliseconds: null while it grows, undefined if nobody knows. */
+  show(part) {
+    const { text, ms } = part;
+    this.element.hidden = !isShown(part);
+    write(this.text, text);
+    if (ms === undefined) this.summary.textContent = "Thoughts";
+    else if (ms === null) this.summary.textContent = "Thinking…";
+    else this.summary.textContent = `Thought for ${(ms / 1000).toFixed(1)} s`;
   }
 }
 
@@ -93,7 +118,7 @@ class Thinking {
 class CallCard {
   #result = null;
 
-  constructor({ id, function: { name } }) {
+  constructor({ id, name }) {
     this.id = id;
     this.element = made("section", "call");
     this.element.setAttribute("aria-label", `Call of ${name}`);
@@ -101,8 +126,8 @@ class CallCard {
     this.element.append(made("h4", "", name), this.arguments);
   }
 
-  show(text) {
-    this.arguments.textContent = indented(text);
+  show({ text }) {
+    write(this.arguments, indented(text));
   }
 
   /** Show a field for the result; Ctrl+Enter in it calls `onSend`. */
@@ -138,6 +163,9 @@ class CallCard {
   }
 }
 
+/** By the kind of a part, what shows it: an `element`, and `show(part, shown)`, all parts that are shown. */
+const VIEWS = { thinking: Thinking, text: Said, call: CallCard };
+
 /** JSON text with its structure shown, or the text itself while it is no JSON yet. */
 function indented(text) {
   const value = parsed(text);
@@ -151,6 +179,12 @@ function parsed(text) {
   } catch {
     return undefined;
   }
+}
+
+/** Show `text` without blank lines around it. What is shown already stays, and with it what the reader has selected. */
+function write(element, text) {
+  const shown = text.trimEnd().replace(/^\s*\n/, "");
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 function made(tag, className = "", text = "") {
