@@ -53,7 +53,7 @@ CEILINGS: dict[str, int] = {
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_300,
     "benchmarks/tests": 3_400,
-    "tests": 11_200,
+    "tests": 11_400,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""
