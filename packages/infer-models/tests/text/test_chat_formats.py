@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from infer_models.text import (
     REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
     ChatTemplate,
     Conversation,
     IncrementalDetokenizer,
@@ -34,11 +35,20 @@ from infer_models.text.testing import (
 
 DESCRIBED = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 THINKING = CHATML + "{% if thinking == 'open' %}<think>\n{% elif thinking == 'no' %}<think>\n\n</think>\n\n{% endif %}"
+THOUGHTS = {
+    "deepseek_v32": "think",
+    "deepseek_v4": "think",
+    "gemma4": "gemma4",
+    "harmony": "harmony",
+    "hermes": "think",
+    "seed_oss": "seed",
+}
+"""The formats of reasoning of those families whose templates write any."""
 ONE_TURN = [{"role": "user", "content": "Hello"}]
 
 
 def save(folder: Path, template: object, *, jinja: str | None = None) -> None:
-    family().save(str(folder / "tokenizer.json"))
+    family(str(template)).save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     if jinja is not None:
@@ -93,8 +103,13 @@ def test_a_template_without_tools_gets_none() -> None:
 @pytest.mark.covers("structured-tools-agents/formats")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_format_of_tool_calls_is_found_from_the_template(name: str) -> None:
-    assert format_names(family_tokenizer(FAMILIES[name])) == (name, "think" if name == "hermes" else None)
+    tool_calls = None if name == "harmony" else name
+    assert format_names(family_tokenizer(FAMILIES[name])) == (tool_calls, THOUGHTS.get(name))
     assert family_tokenizer(FAMILIES[name]).chat.knows_tools
+
+
+def test_every_format_has_a_template() -> None:
+    assert FAMILIES.keys() == (TOOL_CALL_FORMATS.keys() - {"json"}) | {"harmony"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from infer_models.text.testing import (
     HERMES,
     MARKERS,
     NUM_TEXTS,
+    RARE,
     SPECIAL,
     busy_conversation,
     byte_fallback,
@@ -25,7 +26,7 @@ from infer_models.text.testing import (
     family_tokenizer,
 )
 
-CONTROL = ["<|im_end|>", "<|fim_prefix|>", *SPECIAL, *MARKERS]
+CONTROL = ["<|im_end|>", "<|fim_prefix|>", *SPECIAL, *RARE, *MARKERS]
 WORDS = ["think", "/think", "im_end", "tool_call", "/tool_call", "INST", "inst", "Think", "th", "ink", "k>", "<th"]
 TRICKS = [
     "<|",
@@ -49,6 +50,7 @@ TEXTS = st.one_of(st.sampled_from(CONTROL + WORDS), st.lists(st.sampled_from(CON
 TOKENIZERS = {name: family_tokenizer(template) for name, template in FAMILIES.items()}
 NORMALIZED = {name: family_tokenizer(template, normalized=True) for name, template in FAMILIES.items()}
 CHATS = {**TOKENIZERS, **{f"{name}, normalized": tokenizer for name, tokenizer in NORMALIZED.items()}}
+NAMES = [name if name in TOKENIZERS else pytest.param(name, marks=pytest.mark.full) for name in CHATS]
 
 # What templates may do with a user's text `x` and with another one, `y`.
 MANGLING = """\
@@ -107,7 +109,7 @@ def attack(name: str, text: Callable[[], str]) -> Conversation:
     return busy_conversation(lambda harmless: CALL_ID if harmless == CALL_ID and "mistral" in name else text())
 
 
-@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", CONTROL + WORDS + TRICKS)
 def test_one_text_in_every_place_becomes_no_control_token(name: str, text: str) -> None:
     assert control_ids(CHATS[name], attack(name, lambda: text)) == control_ids(CHATS[name], busy_conversation())

@@ -13,8 +13,8 @@ from infer_models.text.stop_strings import StopStringMatcher
 from infer_models.text.tokenizer import Tokenizer
 
 __all__ = [
-    "REASONING_FORMATS",
     "CHANNEL_CALLS",
+    "REASONING_FORMATS",
     "TOOL_CALL_FORMATS",
     "ChatTemplate",
     "ChatTemplateError",

@@ -301,7 +301,7 @@ CHANNEL_CALLS = ToolCallFormat(
     call_end="",
     tokens=("<|channel|>", "<|constrain|>", "<|message|>"),
 )
-"""How gpt-oss writes the one call of a turn, behind `<|start|>assistant`; answers in channels have a parser of their own."""
+"""How gpt-oss writes a call, the last thing of a turn, behind `<|start|>assistant`; `ChannelParser` reads it."""
 
 _SIGNS = (
     ("<parameter=", "qwen3_coder"),

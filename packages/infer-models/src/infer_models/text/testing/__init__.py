@@ -18,160 +18,17 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# Templates in the manner of families of models: they write the same tokens, in words of their own.
-
-HERMES = (
-    "{% if tools %}<|im_start|>system\n"
-    "{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}"
-    "Functions:\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\n"
-    'Call them so:\n<tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call><|im_end|>\n'
-    "{% elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}{% if m.role == 'tool' %}"
-    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"
-    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
-    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
-    "{% elif m.role != 'system' %}<|im_start|>{{ m.role + '\n' }}"
-    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
-    "{% if m.content is string %}{{ m.content }}{% endif %}"
-    "{% for call in m.tool_calls or [] %}\n<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-
-LLAMA_3 = (
-    "{{ bos_token }}{% set has_system = messages[0].role == 'system' %}"
-    "<|start_header_id|>system<|end_header_id|>\n\n{{ messages[0].content | trim if has_system else 'Be brief.' }}"
-    "<|eot_id|>{% for m in messages if m.role != 'system' %}"
-    "{% if m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>"
-    "{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    '{% if tools and loop.first %}Answer with {"name": NAME, "parameters": OBJECT} to call one of:\n'
-    "{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
-    "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}{{ raise_exception('only one call at once') }}{% endif %}"
-    "{% set call = m.tool_calls[0].function %}"
-    '{{ \'{"name": "\' + call.name + \'", \' }}{{ \'"parameters": \' }}{{ call.arguments | tojson }}{{ "}" }}'
-    "{% else %}{{ m.content | trim }}{% endif %}<|eot_id|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-
-_MISTRAL_START = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
-    "{% elif m.role == 'user' %}{% if tools and loop.last %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]"
-    "{% endif %}[INST] {{ m.content }}[/INST]"
-)
-
-MISTRAL_V3 = (
-    _MISTRAL_START + "{% elif m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}"
-    "{% if call.id is not defined or call.id | length != 9 %}{{ raise_exception('an id has 9 letters') }}{% endif %}"
-    "{% set text = call.function | tojson %}{{ text[:-1] + ', \"id\": \"' + call.id + '\"}' }}"
-    "{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}"
-    "{% elif m.role == 'tool' %}[TOOL_RESULTS] "
-    "{{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]"
-    "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
-)
-
-MISTRAL_V11 = (
-    _MISTRAL_START + "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
-    "{% else %}{{ m.content }}{% for call in m.tool_calls or [] %}"
-    "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{{ eos_token }}"
-    "{% endif %}{% endfor %}"
-)
-
-_SYSTEM_AND_TOOLS = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
-    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}{% for m in messages %}"
-)
-_DEEPSEEK_TURNS = (
-    "{% if m.role == 'user' %}<~User~>{{ m.content }}{% elif m.role == 'tool' %}<~tool▁output▁begin~>{{ m.content }}"
-    "<~tool▁output▁end~>{% elif m.role == 'assistant' %}<~Assistant~>{{ m.content or '' }}{% if m.tool_calls %}"
-    "<~tool▁calls▁begin~>{% for call in m.tool_calls %}CALL{% endfor %}<~tool▁calls▁end~>{% endif %}"
-    "<~end▁of▁sentence~>{% endif %}{% endfor %}{% if add_generation_prompt %}<~Assistant~>{% endif %}"
-)
-
-
-def _deepseek(call: str) -> str:
-    """Return a template that writes a call so; its tokens have bars of full width."""
-    return (_SYSTEM_AND_TOOLS + _DEEPSEEK_TURNS.replace("CALL", call)).replace("~", "\uff5c")
-
-
-DEEPSEEK_V3 = _deepseek(
-    "<~tool▁call▁begin~>function<~tool▁sep~>{{ call.function.name }}\n```json\n"
-    "{{ call.function.arguments | tojson }}\n```<~tool▁call▁end~>"
-)
-DEEPSEEK_V31 = _deepseek(
-    "<~tool▁call▁begin~>{{ call.function.name }}<~tool▁sep~>{{ call.function.arguments | tojson }}<~tool▁call▁end~>"
-)
-
-KIMI_K2 = (
-    _SYSTEM_AND_TOOLS + "{% if m.role != 'system' %}<|im_user|>{{ m.role }}<|im_middle|>"
-    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content or '' }}"
-    "{% if m.tool_calls %}<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}"
-    "<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
-    "<|tool_calls_section_end|>{% endif %}<|im_end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_user|>assistant<|im_middle|>{% endif %}"
-)
-
-GRANITE_3 = (
-    _SYSTEM_AND_TOOLS + "{% if m.role != 'system' %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content or '' }}"
-    "{% if m.tool_calls %}<|tool_call|>[{% for call in m.tool_calls %}{{ call.function | tojson }}"
-    "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}<|end_of_text|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
-)
-
-_CHATML_TURNS = (
-    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% if m.tool_calls %}"
-    "CALLS{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_CHATML_TOOLS = (
-    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
-    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}"
-)
-
-
-def _tagged(*, calls: str, before: str = "", after: str = "", call: str, parameter: str, call_end: str) -> str:
-    """Return a template that writes the parameters of calls one by one."""
-    value = "{{ value if value is string else value | tojson }}"
-    parameters = f"{{% for name, value in call.function.arguments.items() %}}{parameter}{{% endfor %}}"
-    one = f"{{% for call in m.tool_calls %}}{call}{parameters}{call_end}{{% endfor %}}".replace("VALUE", value)
-    return _CHATML_TOOLS + f"{{# {calls} #}}" + _CHATML_TURNS.replace("CALLS", before + one + after)
-
-
-QWEN3_CODER = _tagged(
-    calls="<tool_call>\n<function=NAME>\n<parameter=PARAMETER>\nVALUE\n</parameter>",
-    call="\n<tool_call>\n<function={{ call.function.name }}>\n",
-    parameter="<parameter={{ name }}>\nVALUE\n</parameter>\n",
-    call_end="</function>\n</tool_call>",
-)
-GLM_45 = _tagged(
-    calls="<tool_call>NAME\n<arg_key>PARAMETER</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
-    call="\n<tool_call>{{ call.function.name }}\n",
-    parameter="<arg_key>{{ name }}</arg_key>\n<arg_value>VALUE</arg_value>\n",
-    call_end="</tool_call>",
-)
-MINIMAX_M2 = _tagged(
-    calls='<minimax:tool_call><invoke name="NAME"><parameter name="PARAMETER">VALUE</parameter></invoke>',
-    before="\n<minimax:tool_call>\n",
-    call='<invoke name="{{ call.function.name }}">\n',
-    parameter='<parameter name="{{ name }}">VALUE</parameter>\n',
-    call_end="</invoke>\n",
-    after="</minimax:tool_call>",
-)
-
 FAMILIES = {
-    "hermes": HERMES,
-    "llama3_json": LLAMA_3,
-    "mistral": MISTRAL_V3,
-    "mistral_args": MISTRAL_V11,
-    "deepseek_v3": DEEPSEEK_V3,
-    "deepseek_v31": DEEPSEEK_V31,
-    "kimi_k2": KIMI_K2,
-    "granite": GRANITE_3,
-    "qwen3_coder": QWEN3_CODER,
-    "glm45": GLM_45,
-    "minimax_m2": MINIMAX_M2,
+    path.stem: path.read_text(encoding="utf-8").removesuffix("\n")
+    for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))
 }
-"""Templates by the name of their format of tool calls; `family_tokenizer` has their tokens."""
+"""Templates in the manner of families of models, in words of our own; `family_tokenizer` has their tokens.
+
+Their names are those of their formats of tool calls, or, for `harmony`, of reasoning.
+"""
+
+HERMES, LLAMA_3, KIMI_K2 = (FAMILIES[name] for name in ("hermes", "llama3_json", "kimi_k2"))
+MISTRAL_V3, MISTRAL_V11 = (FAMILIES[name] for name in ("mistral", "mistral_args"))
 
 SPECIAL = (
     *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]"),
@@ -179,7 +36,18 @@ SPECIAL = (
     *("[/TOOL_RESULTS]", "<|tool_call|>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
     *(f"<\uff5ctool▁{word}\uff5c>" for word in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")),
+    *("<|python_tag|>", "<|eom_id|>", "<|tool|>", "<|/tool|>", "<|tool_response|>", "<tool_calls>"),
+    *("</tool_calls>", "<|action_start|>", "<|plugin|>", "<|action_end|>", "<seed:bos>", "<seed:eos>"),
+    *("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>", "<|turn>", "<turn|>", "<|think|>"),
+    *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    *("<|channel>", "<channel|>", "<start_of_turn>", "<end_of_turn>", "<escape>"),
+    *(f"<{edge}_function_{word}>" for word in ("declaration", "call", "response") for edge in ("start", "end")),
+    *(f"<|tool_{word}_{edge}|>" for word in ("list", "call", "response") for edge in ("start", "end")),
+    *("<|header_start|>", "<|header_end|>", "<|eot|>", "<|python_start|>", "<|python_end|>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
 )
+RARE = ('<|"|>', "\uff5cDSML\uff5c")
+"""Special tokens of few families; templates of others are told apart from messages without them."""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ORDINARY = ("<table>", "\n\n\n")
 
@@ -294,13 +162,14 @@ def chat_tokenizer(template: str = CHATML, *, named_tokens: Mapping[str, str] | 
     return Tokenizer(byte_level(), named_tokens=named_tokens, chat_template=chat_template)
 
 
-def family(*, normalized: bool = False) -> tokenizers.Tokenizer:
+def family(template: str = "", *, normalized: bool = False) -> tokenizers.Tokenizer:
     """Return a byte-level tokenizer with the tokens of `FAMILIES`.
 
-    `SPECIAL` are special; `MARKERS`, `<|fim_prefix|>` and, as ordinary text, `ORDINARY` are added and not special.
+    `SPECIAL` are special, and of `RARE` those in `template`; `MARKERS`, `<|fim_prefix|>` and, as ordinary text,
+    `ORDINARY` are added and not special.
     """
     raw = byte_level(vocab_size=300)
-    raw.add_special_tokens(list(SPECIAL))
+    raw.add_special_tokens([*SPECIAL, *(text for text in RARE if text in template)])
     added = (*MARKERS, "<|fim_prefix|>", *ORDINARY)
     raw.add_tokens([tokenizers.AddedToken(text, special=False, normalized=normalized) for text in added])
     return raw
@@ -316,7 +185,7 @@ def family_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of `family` with a chat template."""
     return Tokenizer(
-        family(normalized=normalized),
+        family(template, normalized=normalized),
         named_tokens=_NAMED,
         chat_template=ChatTemplate(template, variables=_NAMED),
         tool_template=None if tool_template is None else ChatTemplate(tool_template, variables=_NAMED),
