@@ -91,14 +91,8 @@ def read(text: str, version: str, size: int) -> Calls:
     return [(name, json.loads(arguments)) for name, arguments in found]
 
 
-WRITTEN = [
-    *("v3", "v7", "v13"),
-    pytest.param("v11", marks=pytest.mark.xfail(reason="`[CALL_ID]` and an id behind the name are not read")),
-]
-
-
 @pytest.mark.covers("structured-tools-agents/formats")
-@pytest.mark.parametrize("version", WRITTEN)
+@pytest.mark.parametrize("version", FORMATS)
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_calls_that_mistral_common_writes_are_read(folder: Path, version: str, kind: str) -> None:
     theirs = tokenizer(folder, version)

@@ -109,6 +109,19 @@ def attack(name: str, text: Callable[[], str]) -> Conversation:
     return busy_conversation(lambda harmless: CALL_ID if harmless == CALL_ID and "mistral" in name else text())
 
 
+# Marks as DeepSeek's `DSML` may begin within one another: what moves one is told from what a template looks for.
+@pytest.mark.parametrize("text", ["ads", "no", "\uff5c", "DSML", "\uff5cDSML", "DSML\uff5cDSML", "ads\uff5c"])
+def test_where_marks_can_overlap_a_template_sees_the_words_that_it_looks_for(text: str) -> None:
+    mark = "\uff5cDSML\uff5c"
+    template = "{{ m }} {{ 'yes' if m == 'ads' }} {{ m | upper }}\uff5c{{ m }}" + mark
+    tokenizer = family_tokenizer("{% set m = messages[0].content %}" + template)
+    chat = Conversation(messages=[{"role": "user", "content": text}])
+    encoded = tokenizer.chat.encode(chat).token_ids
+    assert tokenizer.decode(encoded, skip_special_tokens=False) == tokenizer.chat.render(chat)
+    assert control_ids(tokenizer, chat) == [tokenizer.token_to_id(mark)]
+    assert encoded[-1] == tokenizer.token_to_id(mark)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", CONTROL + WORDS + TRICKS)
 def test_one_text_in_every_place_becomes_no_control_token(name: str, text: str) -> None:

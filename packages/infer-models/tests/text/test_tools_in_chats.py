@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from infer_models.text import ChatTemplateError, Conversation, TextTooLongError
 from infer_models.text.testing import (
     CHATML,
+    FAMILIES,
     HERMES,
     LLAMA_3,
     MARKERS,
@@ -176,6 +177,23 @@ def test_parallel_calls_become_turns_of_one_call_where_two_are_refused() -> None
     assert chat.render(Conversation(messages=two, tools=[tool()])) == chat.render(
         Conversation(messages=one, tools=[tool()])
     )
+
+
+# gpt-oss's template writes the first call of an answer alone, and every result as that of this call
+def test_parallel_calls_become_turns_of_one_call_where_all_but_the_first_are_left_out() -> None:
+    chat = family_tokenizer(FAMILIES["harmony"]).chat
+    asked = Conversation(
+        messages=[user("Hi"), calling(call("1"), call("2")), result("b", "2"), result("a", "1")], tools=[tool()]
+    )
+    one = Conversation(
+        messages=[user("Hi"), calling(call("1")), result("a", "1"), calling(call("2"), content=""), result("b", "2")],
+        tools=[tool()],
+    )
+    text = chat.render(asked)
+    assert text == chat.render(one)
+    assert text.index("functions.f1<") < text.index('"a"') < text.index("functions.f2<") < text.index('"b"')
+    assert not family_tokenizer(HERMES).chat.template.drops_parallel_calls
+    assert not family_tokenizer(LLAMA_3).chat.template.drops_parallel_calls  # it says that it refuses them
 
 
 def test_calls_that_are_refused_in_every_form_become_text() -> None:

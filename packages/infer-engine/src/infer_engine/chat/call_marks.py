@@ -37,6 +37,7 @@ _Marks = Sequence[Sequence[str]]
 
 _JSON_PIECE = re.compile(r'"\w+"|[{}:,"]|[^{}:,"]+')
 _NUMBER = re.compile(r":\d*$")
+_ID = re.compile(rf"[\w-]{{0,{MAX_NAME_CHARACTERS}}}")
 _KEYS = ('"arguments"', '"parameters"')
 
 _NO_HEAD = Head(NO)
@@ -97,6 +98,9 @@ class CallMarks:
             return _MORE_HEAD if len(written) <= MAX_NAME_CHARACTERS and self._may_become(name) else _NO_HEAD
         if not name or (self._names is not None and name not in self._names):
             return _NO_HEAD
+        name_end = self._id_end(text, name_end)
+        if name_end < 0:
+            return Head(name_end)
         mark_end = match_one_of(text, name_end, self._before_arguments)
         if mark_end < 0:
             return Head(mark_end)
@@ -105,6 +109,17 @@ class CallMarks:
         if begun == MORE and text[name_end] in " \t" and mark_end == name_end:  # as in prose
             return _MORE_HEAD
         return _NO_HEAD if begun == NO else Head(MORE if begun == MORE else end, name, mark_end)
+
+    def _id_end(self, text: str, position: int) -> int:
+        """Return where the id of a call ends that may be at `position`; `MORE` or `NO`."""
+        mark = self.format.id_mark
+        start = match(text, position, [mark]) if mark else NO
+        if start == NO:
+            return position
+        found = _ID.match(text, start) if start >= 0 else None
+        if found is None:
+            return MORE
+        return MORE if found.end() == len(text) and len(found[0]) < MAX_NAME_CHARACTERS else found.end()
 
     def _may_become(self, name: str) -> bool:
         """Whether `name` may be the beginning of a tool's."""

@@ -191,6 +191,8 @@ class _CallRules:
                 written = _json_call(tool, self._format)
             else:
                 number = "/:[0-9]{1,3}/" if self._format.is_numbered else ""
+                if self._format.id_mark:
+                    number = f"({self._marks.literal(self._format.id_mark)} /[a-zA-Z0-9]{{9}}/)?"
                 written = f"{_quoted(tool.name)} {number} {self._arguments(tool)}"
             num_characters += len(written)
             rules.append(f"{name}: {written}")

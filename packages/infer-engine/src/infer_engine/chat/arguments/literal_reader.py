@@ -18,6 +18,7 @@ MAX_NAME_CHARACTERS = 256
 
 _BLANKS = re.compile(r"[\s,]*")
 _NAME_END = re.compile(r"[\s:=,(){}\[\]\"'<>]")
+_RAW_NAME_END = re.compile(r"[:=,(){}\[\]\"'<>]")
 _WORD_END = re.compile(r"[,)\]}]")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _CONSTANTS = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
@@ -40,6 +41,7 @@ class LiteralReader(StepReader):
     """Reads the arguments of one call after another."""
 
     __slots__ = (
+        "_bare_name_end",
         "_end",
         "_has_member",
         "_is_raw",
@@ -55,6 +57,7 @@ class LiteralReader(StepReader):
         """Read up to the end of the arguments."""
         self._end = literal_format.end
         self._raw_quote = literal_format.quote
+        self._bare_name_end = _RAW_NAME_END if literal_format.quote else _NAME_END
         self.begin("")
 
     def begin(self, _tool_name: str) -> None:
@@ -110,12 +113,12 @@ class LiteralReader(StepReader):
             self._name.append("")  # it is one, however short
             self._begin_text(quote)
             return position + len(quote), True
-        found = _NAME_END.search(text, position, position + MAX_NAME_CHARACTERS)
+        found = self._bare_name_end.search(text, position, position + MAX_NAME_CHARACTERS)
         if found is None and len(text) - position < MAX_NAME_CHARACTERS:
             return position, False
         end = position + MAX_NAME_CHARACTERS if found is None else found.start()
         if end > position:
-            self._name.append(text[position:end])
+            self._name.append(text[position:end].rstrip())
         self._step = self._read_name_end
         return end, True
 

@@ -7,6 +7,8 @@ from typing import Any
 
 BARE_NAME = re.compile(r"[\w.$-]+")
 """A name that literals have without quotes."""
+_RAW_NAME = re.compile(r"""[^\s:=,(){}\[\]<>"']+( +[^\s:=,(){}\[\]<>"']+)*""")
+"""The same where texts stand between marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class LiteralFormat:
     ```
 
     Numbers and lists are those of JSON, and objects but for their names. A name that holds more than letters, digits
-    and `_.$-` is written as a text.
+    and `_.$-`, or with `quote` a bracket or another mark, is written as a text.
 
     Attributes:
         name_end: between a name of the arguments and its value.
@@ -84,7 +86,7 @@ class LiteralFormat:
 
     def write_name(self, name: str) -> str:
         """Return a name of the arguments."""
-        return name if BARE_NAME.fullmatch(name) else self.write_text(name)
+        return name if (_RAW_NAME if self.quote else BARE_NAME).fullmatch(name) else self.write_text(name)
 
     def write_text(self, text: str) -> str:
         """Return a text."""
@@ -138,6 +140,7 @@ class ToolCallFormat:
             `markers`.
         is_numbered: a colon and the number of the call, counted over the conversation, come after the name. Templates
             take both from the ids of calls.
+        id_mark: an id of the call, behind this mark, may come after the name.
         parameters: how arguments are written that are given one by one between marks.
         literals: how arguments are written that are literals of another language than JSON.
     """
@@ -155,6 +158,7 @@ class ToolCallFormat:
     wrapper: str = ""
     tokens: tuple[str, ...] = ()
     is_numbered: bool = False
+    id_mark: str = ""
     parameters: ParameterFormat | None = None
     literals: LiteralFormat | None = None
 

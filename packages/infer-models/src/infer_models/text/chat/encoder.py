@@ -76,8 +76,15 @@ class _Reading:
 
     def words(self) -> str:
         """Return the text without marks, and without the difference between small and capital letters."""
-        text = self.text if self.marks is None else self.marks.unmark(self.text)
-        return change_in_slices(text, lambda piece: piece.upper().casefold())
+        return _caseless(self.text if self.marks is None else self.marks.unmark(self.text))
+
+    def is_cut_as(self, other: "_Reading") -> bool:
+        """Whether control tokens are between the same texts, but for small and capital letters."""
+        mine, others = (
+            [_caseless(piece) if isinstance(piece, str) else piece for piece in reading.plain_pieces()]
+            for reading in (self, other)
+        )
+        return mine == others
 
 
 class ChatEncoder:
@@ -186,7 +193,10 @@ class ChatEncoder:
         except ChatTemplateError:
             return self._read_marked(chat, self._distinctive, change)
         if strict.agrees_with(whole):
-            return strict
+            if not self._is_shifted(whole, strict):
+                return strict
+            readable = self._read_marked(chat, self._distinctive, change)
+            return readable if strict.words() != readable.words() else strict
         taken_apart = self._read_taken_apart(chat, change)
         if taken_apart is not None:
             return taken_apart
@@ -260,7 +270,7 @@ class ChatEncoder:
 
     def _is_shifted(self, whole: _Reading, own: _Reading) -> bool:
         """Return whether a message's characters may have moved one of the control tokens of `own`."""
-        return self._scanner.can_overlap and whole.pieces != own.plain_pieces()
+        return self._scanner.can_overlap and not own.is_cut_as(whole)
 
     def _encode_pieces(self, pieces: Sequence[str | SpecialToken], max_tokens: int | None) -> list[int]:
         """Return the ids of control tokens, and of the text between them, in which there are none."""
@@ -287,6 +297,10 @@ class ChatEncoder:
         if end.endswith(self.reasoning_format.begin):
             return ReasoningState.OPEN
         return ReasoningState.MAY_BEGIN
+
+
+def _caseless(text: str) -> str:
+    return change_in_slices(text, lambda piece: piece.upper().casefold())
 
 
 def _reasoning_after(chat: Conversation, reading: _Reading) -> ReasoningState:

@@ -9,7 +9,7 @@ from infer_models.text.chat.call_arguments import arguments_rewritten
 from infer_models.text.chat.call_format import ToolCallFormat
 from infer_models.text.chat.conversation import Change, Conversation
 from infer_models.text.chat.open_end import up_to_open_end, with_open_end
-from infer_models.text.chat.rewriting import OF_SYSTEM, applied, climb
+from infer_models.text.chat.rewriting import OF_SYSTEM, applied, climb, one_call_in_a_turn
 from infer_models.text.chat.template import (
     ChatRefusedError,
     ChatRenderingError,
@@ -97,12 +97,15 @@ class ChatRenderer:
         return change_and_rewrite, text
 
     def _prepared(self, chat: Conversation) -> Conversation:
-        """Return `chat` as its template can know it: no tools and no roles that it would leave out without a word."""
-        dropped = (self._tool_template if chat.tools else self._template).dropped_roles
+        """Return `chat` as its template can know it: no tools, roles and calls that it would leave out silently."""
+        template = self._tool_template if chat.tools else self._template
+        dropped = template.dropped_roles
         roles = {each.get("role") for each in chat.messages}
         is_described = bool(chat.tools) and not self.knows_tools
         if (chat.tools or chat.has_calls) and not self.knows_tools:
             chat = self._with_tools_as_text(chat)
+        elif chat.has_calls and template.drops_parallel_calls:
+            chat = replace(chat, messages=one_call_in_a_turn(chat.messages))
         if is_described or roles & dropped - {"system"}:
             rungs = OF_SYSTEM if "system" in dropped else OF_SYSTEM[:1]
             return replace(chat, messages=applied(rungs, chat.messages))

@@ -161,6 +161,21 @@ class ChatTemplate:
         )
 
     @cached_property
+    def drops_parallel_calls(self) -> bool:
+        """Whether the template writes the first call of an answer alone, and leaves out the others without a word."""
+        calls = [
+            {"id": f"callid{index:03}", "type": "function", "function": {"name": f"{_PROBE}{index}", "arguments": {}}}
+            for index in range(2)
+        ]
+        asked: dict[str, object] = {"role": "user", "content": "Hi"}
+        answer: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
+        results: list[dict[str, object]] = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "-"} for call in calls
+        ]
+        text = self._try([asked, answer, *results]) or ""
+        return f"{_PROBE}0" in text and f"{_PROBE}1" not in text
+
+    @cached_property
     def takes_parts(self) -> bool:
         """Whether the template writes contents that are lists of parts, and leaves out those that are texts.
 

@@ -117,6 +117,8 @@ TOOL_CALL_FORMATS = {
             call_begin="[TOOL_CALLS]",
             before_arguments="[ARGS]",
             call_end="",
+            tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+            id_mark="[CALL_ID]",
         ),
         ToolCallFormat(  # DeepSeek V3 and R1, and their distillations
             name="deepseek_v3",
