@@ -13,6 +13,8 @@ from infer_models.text.testing import FAMILIES, family_tokenizer
 
 TOKENIZERS = {name: family_tokenizer(template) for name, template in FAMILIES.items()}
 ENDS = {
+    "apertus": "<|assistant_end|>",
+    "nemotron": "\n<SPECIAL_12>",
     **dict.fromkeys(("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4"), "<\uff5cend▁of▁sentence\uff5c>"),
     "functiongemma": "<start_function_response>",
     "gemma4": "<|tool_response>",
@@ -30,7 +32,7 @@ ENDS = {
 ONE_CALL = ("harmony", "llama3_json")
 """Families whose templates take one call in an answer."""
 WRITES_THOUGHTS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("gemma4", "harmony", "hermes", "seed_oss")},
+    **{name: {} for name in ("apertus", "gemma4", "harmony", "hermes", "nemotron", "seed_oss")},
     **{name: {"thinking": True} for name in ("deepseek_v32", "deepseek_v4")},
 }
 """Families whose templates write the thoughts before calls, with the variables with which they do."""

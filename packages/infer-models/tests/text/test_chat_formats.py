@@ -36,11 +36,13 @@ from infer_models.text.testing import (
 DESCRIBED = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 THINKING = CHATML + "{% if thinking == 'open' %}<think>\n{% elif thinking == 'no' %}<think>\n\n</think>\n\n{% endif %}"
 THOUGHTS = {
+    "apertus": "apertus",
     "deepseek_v32": "think",
     "deepseek_v4": "think",
     "gemma4": "gemma4",
     "harmony": "harmony",
     "hermes": "think",
+    "nemotron": "think",
     "seed_oss": "seed",
 }
 """The formats of reasoning of those families whose templates write any."""

@@ -24,6 +24,8 @@ ToolCallFormatChoice = Literal[
     "phi4_mini",
     "jamba",
     "minimax_m1",
+    "nemotron",
+    "apertus",
     "internlm",
     "qwen3_coder",
     "seed_oss",
@@ -40,7 +42,7 @@ ToolCallFormatChoice = Literal[
     "json",
 ]
 ReasoningFormatChoice = Literal[
-    "auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "gemma4", "harmony"
+    "auto", "none", "think", "mistral", "seed", "kimi", "exaone", "cohere", "apertus", "gemma4", "harmony"
 ]
 GenerationConfigChoice = Literal["auto", "none", "vllm"]
 

@@ -38,6 +38,7 @@ REASONING_FORMATS = {
         ReasoningFormat(name="kimi", begin="◁think▷", end="◁/think▷"),  # Kimi-VL
         ReasoningFormat(name="exaone", begin="<thought>", end="</thought>"),  # EXAONE Deep
         ReasoningFormat(name="cohere", begin="<|START_THINKING|>", end="<|END_THINKING|>"),  # Command A Reasoning
+        ReasoningFormat(name="apertus", begin="<|inner_prefix|>", end="<|inner_suffix|>"),
         ReasoningFormat(
             name="gemma4", begin="<|channel>thought", end="<channel|>", tokens=("<|channel>", "<channel|>")
         ),

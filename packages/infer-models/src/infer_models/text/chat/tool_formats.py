@@ -163,6 +163,21 @@ TOOL_CALL_FORMATS = {
         _json_list(  # Jamba, Hunyuan A13B
             name="jamba", begin="<tool_calls>", end="</tool_calls>", tokens=("<tool_calls>", "</tool_calls>")
         ),
+        _json_list(  # Nemotron Nano 2
+            name="nemotron", begin="<TOOLCALL>", end="</TOOLCALL>", tokens=("<TOOLCALL>", "</TOOLCALL>")
+        ),
+        ToolCallFormat(  # a call is an object whose only member has the tool's name
+            name="apertus",
+            trigger="<|tools_prefix|>",
+            is_anywhere=True,
+            begin="<|tools_prefix|>[",
+            call_begin='{"',
+            before_arguments='": ',
+            call_end="}",
+            separator=", ",
+            end="]<|tools_suffix|>",
+            tokens=("<|tools_prefix|>", "<|tools_suffix|>"),
+        ),
         ToolCallFormat(  # MiniMax M1
             name="minimax_m1",
             trigger="<tool_calls>",
@@ -315,6 +330,8 @@ _SIGNS = (
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|plugin|>", "internlm"),
     ("<tool_calls>", "minimax_m1"),
+    ("<TOOLCALL>", "nemotron"),
+    ("<|tools_prefix|>", "apertus"),
     ("<|tool_call|>", "granite"),
     ("<|tool_call>", "gemma4"),
     ("<start_function_call>", "functiongemma"),

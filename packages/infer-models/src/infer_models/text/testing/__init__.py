@@ -45,6 +45,9 @@ SPECIAL = (
     *(f"<|tool_{word}_{edge}|>" for word in ("list", "call", "response") for edge in ("start", "end")),
     *("<|header_start|>", "<|header_end|>", "<|eot|>", "<|python_start|>", "<|python_end|>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+    *("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>", "<TOOLCALL>", "</TOOLCALL>"),
+    *(f"<|{word}_{edge}|>" for word in ("system", "developer", "user", "assistant") for edge in ("start", "end")),
+    *(f"<|{word}_{edge}|>" for word in ("tools", "inner") for edge in ("prefix", "suffix")),
 )
 RARE = ('<|"|>', "\uff5cDSML\uff5c")
 """Special tokens of few families; templates of others are told apart from messages without them."""
