@@ -97,7 +97,8 @@ class CallConstraint:
 
         Few tokens hold the end of a head and more than the beginning of any arguments. None: there are none of these.
         """
-        if self._format.parameters is not None and not self._parser.is_waiting:
+        is_json = self._format.parameters is None and self._format.literals is None
+        if not is_json and not self._parser.is_waiting:  # no token is a whole head
             return None
         wrong = []
         for token_id in self._tokens_of_two_parts():
