@@ -13,7 +13,7 @@ from infer_engine import LLM, SamplingParams, StructuredOutputs, Tool
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import InvalidRequestError
 from infer_models.testing import save_scripted
-from infer_models.text import Tokenizer
+from infer_models.text import TOOL_CALL_FORMATS, Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -197,6 +197,19 @@ def test_what_is_said_at_the_limit_is_thinking(tmp_path: Path) -> None:
     )
     found = answer(llm)
     assert (found.reasoning, found.text) == ("one two ... enough!", "Yes.")
+
+
+# vllm-project/vllm#34955: Kimi K2 calls without ending its thinking; a budget does not cut into the call
+@pytest.mark.parametrize("budget", [None, 4, 6, 9])
+def test_a_call_in_thinking_is_a_call_of_kimis(budget: int | None, tmp_path: Path) -> None:
+    kimi = TOOL_CALL_FORMATS["kimi_k2"]
+    marks = [*kimi.tokens, "<think>", "</think>"]
+    call = [kimi.begin, "<|tool_call_begin|>", "functions.look:0", "<|tool_call_argument_begin|>", '{"at": ', '"sky"}']
+    script = ["<think>", "I ", "look", ".", *call, "<|tool_call_end|>", "<|tool_calls_section_end|>"]
+    llm = load(tmp_path / "m", script, template(names=f"{THINK} {kimi.begin}"), special_tokens=marks)
+    found = answer(llm, tools=[LOOK], thinking_token_budget=budget)
+    assert (found.reasoning, found.text) == ("I look.", "")
+    assert [(each.name, json.loads(each.arguments)) for each in found.tool_calls] == [("look", {"at": "sky"})]
 
 
 def test_usage_counts_what_was_forced_as_thinking(serve_script: ServeScript, body: dict[str, Any]) -> None:

@@ -40,7 +40,8 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: tokens of thinking after which it must end.
         end_token_ids: tokens of what is said then and of the mark of the end, at least one.
         begin_token_id: the token that begins thinking, if it is one.
-        tool_names: names of the tools that are offered; messages to them in channels are calls, to others thinking.
+        tool_names: names of the tools that are offered: calls of others are thinking, where calls are no end of it.
+        tool_call_format: how the model writes calls, if they end its thinking.
         shown_ids: special tokens that have a text in answers.
     """
 
@@ -50,6 +51,7 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
     end_token_ids: list[int]
     begin_token_id: int | None = None
     tool_names: tuple[str, ...] = ()
+    tool_call_format: ToolCallFormat | None = None
     shown_ids: tuple[int, ...] = ()
 
 

@@ -130,6 +130,30 @@ def test_a_mark_inside_reasoning_is_reasoning() -> None:
     assert parse([f"<think>{thought}</think>ok"]) == [("reasoning", thought), ("content", "ok")]
 
 
+KIMI = TOOL_CALL_FORMATS["kimi_k2"]
+SECTION, CALLED = KIMI.begin, KIMI.write(("f", "{}"))
+
+
+# vllm-project/vllm#32216, #34955, vybestack/llxprt-code#749: calls of Kimi K2 in thinking that it forgets to end
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"I look.{CALLED}", [("reasoning", "I look."), ("f", "{}")]),
+        (f"I look.{CALLED}</think>", [("reasoning", "I look."), ("f", "{}")]),
+        (f"A{CALLED} B</think> C", [("reasoning", "A"), ("f", "{}"), ("reasoning", "B"), ("content", "C")]),
+        (f"I look.</think>{CALLED}", [("reasoning", "I look."), ("f", "{}")]),
+        (f"{SECTION} is a mark</think>Yes", [("reasoning", f"{SECTION} is a mark"), ("content", "Yes")]),
+        (f"a {SECTION}{KIMI.call_begin}g:0", [("reasoning", f"a {SECTION}{KIMI.call_begin}g:0")]),
+    ],
+)  # fmt: skip
+def test_a_call_may_end_reasoning_where_the_family_does_so(text: str, expected: Parts) -> None:
+    for begin, state in (("<think>", ReasoningState.MAY_BEGIN), ("", ReasoningState.OPEN)):
+        for pieces in ([begin + text], list(begin + text)):
+            reader = AnswerParser(reasoning_format=THINK, state=state, tool_call_format=KIMI, tool_names=["f"])
+            deltas = [delta for piece in pieces for delta in reader.add(piece)] + reader.finish()
+            assert joined(deltas) == expected
+
+
 LOOKALIKES = ["a <tool_call> b", '<tool_call>{"nam": 1}', '<tool_call>\n{"name": "f", "arguments": 1}\n</tool_call>']
 
 

@@ -44,6 +44,29 @@ _NO_HEAD = Head(NO)
 _MORE_HEAD = Head(MORE)
 
 
+class TextMarks:
+    """Looks for any of several marks in text."""
+
+    __slots__ = ("_begins", "_pattern", "_texts")
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """Look for `texts`."""
+        self._texts = texts
+        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
+        self._begins = re.compile(f"[{re.escape(''.join(text[0] for text in texts))}]" if texts else "(?!)")
+
+    def search(self, text: str, position: int) -> re.Match[str] | None:
+        """Return the first mark from `position` on."""
+        return self._pattern.search(text, position)
+
+    def num_begun(self, text: str, position: int) -> int:
+        """Return the most characters at the end of `text`, from `position` on, with which a mark begins."""
+        if self._begins.search(text, position) is None:  # as in most text
+            return 0
+        rest = text[position:]
+        return max(num_begun(rest, mark) for mark in self._texts)
+
+
 class CallMarks:
     """The marks of a format, split at their white space, and the names of the tools that may be called."""
 

@@ -93,6 +93,7 @@ class ChatFormats:
             return None
         encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
         begin_ids = encode(reasoning.begin)
+        calls = form.tool_call_format
         end = reasoning.end
         if reasoning.channels:
             begin_ids = encode("analysis")
@@ -105,6 +106,7 @@ class ChatFormats:
             end_token_ids=[*encode(message), *encode(end)],
             begin_token_id=begin_ids[0] if len(begin_ids) == 1 else None,
             tool_names=form.tool_names,
+            tool_call_format=calls if calls is not None and calls.ends_reasoning else None,
             shown_ids=tuple(sorted(form.shown_ids)),
         )
 

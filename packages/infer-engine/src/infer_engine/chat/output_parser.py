@@ -7,7 +7,6 @@ has beside its name and arguments.
 The same machine tells the core where the arguments of a call begin (`infer_engine.chat.call_constraint`).
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 
 from infer_engine.chat.answer_parts import AnswerParts
@@ -18,10 +17,10 @@ from infer_engine.chat.call_marks import (
     MORE,
     NO,
     CallMarks,
+    TextMarks,
     match,
     match_any_of,
     match_one_of,
-    num_begun,
     skip_blanks,
 )
 from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
@@ -52,11 +51,11 @@ class AnswerParser:
         "_content_marks",
         "_held",
         "_json",
-        "_mark_begins",
         "_max_calls",
         "_num_calls",
         "_parts",
         "_reasoning",
+        "_reasoning_ends",
         "_seeks_end",
         "_step",
         "begun",
@@ -94,8 +93,11 @@ class AnswerParser:
         self._calls = None if tool_call_format is None else CallMarks(tool_call_format, tool_names)
         self._max_calls = max_calls
         self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
-        self._content_marks: re.Pattern[str] | None = None
-        self._mark_begins: re.Pattern[str]
+        self._content_marks: TextMarks | None = None
+        ends_too = (
+            [tool_call_format.trigger] if tool_call_format is not None and tool_call_format.ends_reasoning else []
+        )
+        self._reasoning_ends = TextMarks([*([] if reasoning_format is None else [reasoning_format.end]), *ends_too])
         self._parts = AnswerParts(drops_content=must_call)
         self._held = ""
         self._before_mark = ""  # the last character of content
@@ -200,18 +202,33 @@ class AnswerParser:
 
     def _read_reasoning(self, text: str, position: int) -> int:
         assert self._reasoning is not None
-        marker = self._reasoning.end
-        if text.find(marker[0], position) < 0:  # as in most text
-            self._parts.put(ReasoningDelta, text[position:] if position else text)
-            return len(text)
-        end = text.find(marker, position)
-        if end < 0:
-            return self._put_all_but(ReasoningDelta, text, position, (marker,))
+        found = self._reasoning_ends.search(text, position)
+        if found is None:
+            return self._put_all(ReasoningDelta, text, position, self._reasoning_ends)
+        self._parts.put(ReasoningDelta, text[position : found.start()])
+        if found[0] != self._reasoning.end:
+            return self._read_head_in_reasoning(text, found.start())
+        self._end_reasoning(self._read_beginning)
+        return found.end()
+
+    def _read_head_in_reasoning(self, text: str, position: int) -> int:
+        """Read what may be the head of a call, with which reasoning ends too."""
+        assert self._calls is not None
+        head = self._calls.match_head(text, position, self._calls.first_begin)
+        if head.mark_end >= 0:
+            self._end_reasoning(self._read_first_head)
+            self._seeks_end = True  # which may come behind the call
+            return position
+        if head.end == MORE:
+            return self._hold(text, position)
+        end = position + len(self._calls.format.trigger)
         self._parts.put(ReasoningDelta, text[position:end])
+        return end
+
+    def _end_reasoning(self, step: _Step) -> None:
         self._parts.end_part()
         self.is_reasoning = False
-        self._step = self._read_beginning
-        return end + len(marker)
+        self._step = step
 
     # Content
 
@@ -243,22 +260,15 @@ class AnswerParser:
     def _marks(self) -> list[str]:
         """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
         ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
-        is_anywhere = self._calls is not None and self._calls.format.is_anywhere
-        return [*ends, *(self._calls.format.triggers if is_anywhere and self._calls is not None else ())]
+        return ends + ([*self._calls.format.triggers] if self._calls and self._calls.format.is_anywhere else [])
 
     def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
         if self._content_marks is None:
-            marks = self._marks()
-            self._content_marks = re.compile("|".join(map(re.escape, marks)) or "(?!)")
-            self._mark_begins = re.compile(f"[{re.escape(''.join(mark[0] for mark in marks))}]" if marks else "(?!)")
-        if self._mark_begins.search(text, position) is None:  # as most text is
-            self._parts.put(ContentDelta, text[position:] if position else text)
-            self._before_mark = text[-1]
-            return len(text)
+            self._content_marks = TextMarks(self._marks())
         found = self._content_marks.search(text, position)
         if found is None:
-            return self._put_all_but(ContentDelta, text, position, self._marks())
+            return self._put_all(ContentDelta, text, position, self._content_marks)
         start = found.start()
         before = text[start - 1] if start else self._before_mark
         self._parts.put(ContentDelta, text[position:start])
@@ -274,8 +284,7 @@ class AnswerParser:
     def _end_reasoning_without_beginning(self) -> None:
         self._parts.append(ContentWasReasoning())
         self._stop_seeking()
-        self._parts.end_part()
-        self._step = self._read_beginning
+        self._end_reasoning(self._read_beginning)
 
     def _stop_seeking(self) -> None:
         self._seeks_end = False
@@ -307,7 +316,8 @@ class AnswerParser:
             self._parts.put(ContentDelta, text[position:end])
             self._step = self._read_answer
             return end
-        self._stop_seeking()
+        if not self._calls.format.ends_reasoning:
+            self._stop_seeking()
         self._parts.end_part()
         self._parts.append(ToolCallDelta(index=self._num_calls, name=head.name))
         self._num_calls += 1
@@ -381,13 +391,10 @@ class AnswerParser:
         self._step = self._read_answer
         return max(position, end)
 
-    def _put_all_but(
-        self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, markers: Sequence[str]
-    ) -> int:
-        """Add the rest of `text` to the current part, but hold back its end if one of `markers` may begin there."""
-        rest = text[position:] if position else text
-        num_held = max(num_begun(rest, marker) if marker[0] in rest else 0 for marker in markers)
-        self._parts.put(kind, rest[:-num_held] if num_held else rest)
-        if num_held < len(rest):
-            self._before_mark = rest[-num_held - 1]
-        return self._hold(text, len(text) - num_held) if num_held else len(text)
+    def _put_all(self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, marks: TextMarks) -> int:
+        """Add the rest of `text` to the current part, but hold back its end if one of `marks` may begin there."""
+        end = len(text) - marks.num_begun(text, position)
+        self._parts.put(kind, text[position:end] if position or end < len(text) else text)
+        if end > position:
+            self._before_mark = text[end - 1]
+        return self._hold(text, end) if end < len(text) else end

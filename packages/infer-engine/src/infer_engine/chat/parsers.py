@@ -24,4 +24,10 @@ def parser_of_reasoning(limit: ThinkingLimit) -> AnswerParser | ChannelParser:
     """Return the parser of an answer of which nothing but its thinking matters."""
     if limit.reasoning_format.channels:
         return ChannelParser(tool_names=limit.tool_names)
-    return AnswerParser(reasoning_format=limit.reasoning_format, state=limit.reasoning_state, may_lack_begin=False)
+    return AnswerParser(
+        reasoning_format=limit.reasoning_format,
+        state=limit.reasoning_state,
+        tool_call_format=limit.tool_call_format,
+        tool_names=limit.tool_names,
+        may_lack_begin=False,
+    )

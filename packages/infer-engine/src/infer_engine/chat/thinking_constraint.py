@@ -71,9 +71,11 @@ class ThinkingConstraint:
         self._force_when_due()
 
     def _force_when_due(self) -> None:
-        """Force the end once the limit is reached, but for a character of which some bytes are missing."""
-        has_all_bytes = not self._decoder.getstate()[0]
+        """Force the end once the limit is reached, but within no character, and within no head of a call."""
+        is_within = self._decoder.getstate()[0] or (
+            self._limit.tool_call_format is not None and self._parser.is_waiting
+        )
         is_due = self._parser.is_reasoning and self._num_tokens >= self._limit.max_tokens
-        if is_due and has_all_bytes and not self._forced:
+        if is_due and not is_within and not self._forced:
             self._forced = self._limit.end_token_ids[::-1]
             self._was_forced = True

@@ -141,6 +141,7 @@ class ToolCallFormat:
         is_numbered: a colon and the number of the call, counted over the conversation, come after the name. Templates
             take both from the ids of calls.
         id_mark: an id of the call, behind this mark, may come after the name.
+        ends_reasoning: a call ends reasoning too, of which models forget the end; else what it says of calls is none.
         parameters: how arguments are written that are given one by one between marks.
         literals: how arguments are written that are literals of another language than JSON.
     """
@@ -159,6 +160,7 @@ class ToolCallFormat:
     tokens: tuple[str, ...] = ()
     is_numbered: bool = False
     id_mark: str = ""
+    ends_reasoning: bool = False
     parameters: ParameterFormat | None = None
     literals: LiteralFormat | None = None
 
