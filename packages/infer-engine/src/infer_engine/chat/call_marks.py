@@ -55,16 +55,15 @@ class TextMarks:
         self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
         self._begins = re.compile(f"[{re.escape(''.join(text[0] for text in texts))}]" if texts else "(?!)")
 
-    def search(self, text: str, position: int) -> re.Match[str] | None:
-        """Return the first mark from `position` on."""
-        return self._pattern.search(text, position)
-
-    def num_begun(self, text: str, position: int) -> int:
-        """Return the most characters at the end of `text`, from `position` on, with which a mark begins."""
+    def find(self, text: str, position: int) -> tuple[re.Match[str] | None, int]:
+        """Return the first mark from `position` on and where it begins; None: where one may still begin, or the end."""
         if self._begins.search(text, position) is None:  # as in most text
-            return 0
+            return None, len(text)
+        found = self._pattern.search(text, position)
+        if found is not None:
+            return found, found.start()
         rest = text[position:]
-        return max(num_begun(rest, mark) for mark in self._texts)
+        return None, len(text) - max(num_begun(rest, mark) for mark in self._texts)
 
 
 class CallMarks:

@@ -202,12 +202,12 @@ class AnswerParser:
 
     def _read_reasoning(self, text: str, position: int) -> int:
         assert self._reasoning is not None
-        found = self._reasoning_ends.search(text, position)
+        found, end = self._reasoning_ends.find(text, position)
         if found is None:
-            return self._put_all(ReasoningDelta, text, position, self._reasoning_ends)
-        self._parts.put(ReasoningDelta, text[position : found.start()])
+            return self._put_all(ReasoningDelta, text, position, end)
+        self._parts.put(ReasoningDelta, text[position:end])
         if found[0] != self._reasoning.end:
-            return self._read_head_in_reasoning(text, found.start())
+            return self._read_head_in_reasoning(text, end)
         self._end_reasoning(self._read_beginning)
         return found.end()
 
@@ -266,10 +266,9 @@ class AnswerParser:
         """Read content up to the first call."""
         if self._content_marks is None:
             self._content_marks = TextMarks(self._marks())
-        found = self._content_marks.search(text, position)
+        found, start = self._content_marks.find(text, position)
         if found is None:
-            return self._put_all(ContentDelta, text, position, self._content_marks)
-        start = found.start()
+            return self._put_all(ContentDelta, text, position, start)
         before = text[start - 1] if start else self._before_mark
         self._parts.put(ContentDelta, text[position:start])
         if self._calls is not None and found[0] in self._calls.format.triggers:
@@ -391,9 +390,8 @@ class AnswerParser:
         self._step = self._read_answer
         return max(position, end)
 
-    def _put_all(self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, marks: TextMarks) -> int:
-        """Add the rest of `text` to the current part, but hold back its end if one of `marks` may begin there."""
-        end = len(text) - marks.num_begun(text, position)
+    def _put_all(self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, end: int) -> int:
+        """Add the text up to `end` to the current part, and hold back the rest."""
         self._parts.put(kind, text[position:end] if position or end < len(text) else text)
         if end > position:
             self._before_mark = text[end - 1]
