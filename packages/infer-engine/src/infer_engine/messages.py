@@ -40,7 +40,7 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: tokens of thinking after which it must end.
         end_token_ids: tokens of what is said then and of the mark of the end, at least one.
         begin_token_id: the token that begins thinking, if it is one.
-        tool_names: names of the tools that are offered: calls of others are thinking, where calls are no end of it.
+        tool_names: names of the tools that are offered; what a model writes to any other is thinking.
         tool_call_format: how the model writes calls, if they end its thinking.
         shown_ids: special tokens that have a text in answers.
     """
