@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from infer_engine.processes import memory as process_memory
-from infer_engine.processes.memory import release_library_pages, settle_memory
+from infer_engine.processes.memory import release_library_pages, settle_memory, without_collections
 
 COUNT_FAULTS = """
 import ctypes
@@ -99,3 +99,20 @@ def test_pages_of_libraries_are_kept_where_a_gpu_uses_them(
     monkeypatch.setattr(gc, "freeze", lambda: called.append("freeze"))
     settle_memory(device)
     assert called == ["keep_freed_memory", *(["release_library_pages"] if lets_go else []), "freeze"]
+
+
+def test_what_is_made_without_collections_is_skipped_by_later_ones() -> None:
+    code = (
+        "import gc\n"
+        "from infer_engine.processes.memory import without_collections\n"
+        "before = gc.get_freeze_count()\n"
+        "with without_collections():\n"
+        "    assert not gc.isenabled()\n"
+        "    kept = [[number] for number in range(1000)]\n"
+        "assert gc.isenabled() and gc.get_freeze_count() >= before + 1000\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ZeroDivisionError), without_collections():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.unfreeze()

@@ -24,7 +24,7 @@ from infer_engine.processes.child_process import (
     connect_to_parent,
     follow_parent,
 )
-from infer_engine.processes.memory import settle_memory
+from infer_engine.processes.memory import settle_memory, without_collections
 from infer_engine.processes.processors import available_processors, divide_processors, use_processors
 from infer_engine.protocol import CheckpointUnusableError
 
@@ -50,17 +50,17 @@ def _serve(setup: CoreSetup, sender: MessageSender, inbox: Inbox) -> int:
 
     try:
         with compiling_kernels(config):
-            from infer_engine.assembly.core import build_core  # noqa: PLC0415 - imports slowly
-            from infer_engine.executor.executor import RankOptions  # noqa: PLC0415 - imports torch
-
+            with without_collections():
+                from infer_engine.assembly.core import build_core  # noqa: PLC0415 - imports slowly
+                from infer_engine.executor.executor import RankOptions  # noqa: PLC0415 - imports torch
             built = build_core(config, rank_options=RankOptions(processors=processors, on_lost=_end_without_a_rank))
     except (CheckpointUnusableError, ValueError) as error:
         sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
         return EXIT_FAILED
-    settle_memory(built.info.device)
     timer = StepTimer(time.monotonic)
     threading.Thread(target=_beat, args=(setup, sender, timer), name="infer-heartbeat", daemon=True).start()
     sender.send(CoreReady(info=built.info, stats=built.core.stats))
+    settle_memory(built.info.device)  # while the server makes its routes
 
     def emit(result: StepResult) -> None:
         for message in split_into_chunks(result):

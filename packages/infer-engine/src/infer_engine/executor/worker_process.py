@@ -19,7 +19,7 @@ from infer_engine.processes.child_process import (
     connect_to_parent,
     follow_parent,
 )
-from infer_engine.processes.memory import settle_memory
+from infer_engine.processes.memory import settle_memory, without_collections
 from infer_engine.processes.processors import use_processors
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def main() -> int:
     start = msgspec.msgpack.decode(first_frame)
     num_parts = start["config"]["data_parallel_size"] * start["config"]["tensor_parallel_size"]
     use_processors(start["processors"], num_parts=num_parts)
-    from infer_engine.executor.messages import ToWorker, WorkerSetup  # noqa: PLC0415 - imports torch
+    with without_collections():
+        from infer_engine.executor.messages import ToWorker, WorkerSetup  # noqa: PLC0415 - imports torch
 
     setup = msgspec.msgpack.decode(first_frame, type=WorkerSetup)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -4,6 +4,8 @@ import ctypes
 import gc
 import mmap
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 
@@ -12,6 +14,20 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 _UNWRITABLE = ("r--p", "r-xp")
 """Permissions of a private mapping that is not writable."""
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Make objects that stay, such as imported modules, and look for no garbage among them, also later.
+
+    Of the 1.8 seconds in which torch is imported collections take 0.3.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def settle_memory(device: str) -> None:
