@@ -20,6 +20,8 @@ from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, Tok
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
+from infer_engine.speculation.drafts import DraftRow
+from infer_engine.speculation.speculator import Speculator
 from infer_engine.step_runner import EngineFailedError, StepRunner
 from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
@@ -59,6 +61,7 @@ class EngineCore:
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
         self._run_passes = self._run_ahead if schedules_ahead else self._run_in_turn
+        self.speculator: Speculator | None = None
         self._in_flight: InFlightStep | None = None  # of the step before, if this core schedules ahead
         self._suspects: list[tuple[Request, int]] = []  # of a pass that failed, and how many tokens each had
         self._requests: dict[str, Request] = {}
@@ -186,6 +189,8 @@ class EngineCore:
                 break
             if not schedule.items:
                 continue
+            if self.speculator is not None and schedule.decodes is not None:
+                schedule.decodes = self.speculator.with_drafts(schedule.decodes)  # type: ignore[assignment]
             step = self._executor.launch(schedule)
             step.sample()
             outcome = self._executor.read(step)
@@ -340,8 +345,15 @@ class EngineCore:
                 requests[request_id].add_prompt_logprobs(of_prompt)
         # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
         eos_token_ids, logprobs, num_before = self._eos_token_ids, outcome.logprobs, len(outputs)
-        for request, token_id in outcome.chosen:
-            if request.has_ended:
+        for row, token_id in outcome.chosen:
+            request = row
+            if type(row) is DraftRow:
+                if not row.is_accepted:
+                    continue
+                request = row.request
+                request.num_computed_tokens += 1
+                counts.num_computed_tokens += 1
+            elif request.has_ended:
                 continue
             request_id = request.request_id
             finish_reason = request.append_token(token_id, eos_token_ids)

@@ -84,7 +84,8 @@ class InputBuffers(StepBuffers):
             self._changed = self._tables.apply(edits)
         if decodes is None:
             decodes = [request for request, _ in items if request.state is RequestState.DECODE]
-        if len(decodes) == len(items):
+            decodes = decodes if len(decodes) == len(items) else None
+        if decodes is not None:
             return self._build_decodes(decodes, _moves_of(decodes, state_moves))
         per_item = np.array(
             [
