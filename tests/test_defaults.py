@@ -30,7 +30,14 @@ CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
             "max_prefill_chunks_per_step",
             "use_prefix_caching",
         ),
-        *("use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs", "use_fused_products", "prefill_chunk_size"),
+        *(
+            "use_async_scheduling",
+            "speculative_config",
+            "use_cuda_graphs",
+            "use_cpu_graphs",
+            "use_fused_products",
+            "prefill_chunk_size",
+        ),
     ]
 )
 ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {

@@ -19,6 +19,7 @@ SMOKE = {
     "scaling": ("", r"\| 4 \| 1 \| least_loaded \|"),
     "steps": ("--rounds 1 --steps 2 --sequences 2 --profile", r"2 sequences: kernels take \d+% of the step"),
     "structured": ("--rows 2", r"(?s)\| free text \| [\d.]+ \(1\.000\).*first token, same grammar"),
+    "speculation": ("--model infer-demo", r"\| together \| \d"),
     "turns": ("", r"\| in turns \| \d+ \|"),
     "text-side": ("", r"\| a call's arguments \| [\d.]+ \| [\d.]+ \|"),
 }

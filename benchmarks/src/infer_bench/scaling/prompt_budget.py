@@ -18,8 +18,8 @@ import torch
 from infer_bench.client.workloads import WORKLOADS, make_workload
 from infer_bench.kernels.expectations import LLAMA_8B
 from infer_bench.kernels.mixed_steps import Chunk, MixedSteps
-from infer_bench.offline.prompt_cap import Numbers, play
 from infer_bench.results import argument_parser, save, table
+from infer_bench.scaling.prompt_cap import Numbers, play
 from infer_bench.shapes import SHAPES, Shape
 from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore

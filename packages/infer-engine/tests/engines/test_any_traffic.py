@@ -1,6 +1,7 @@
 """Any requests over any engine: every request ends, with the tokens that it gets alone, and no block is lost."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import (
     FormulaEngine,
+    FormulaProposer,
     collect,
     expected_prompt_logprobs,
     expected_tokens,
@@ -49,7 +51,10 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """An engine of a script; `spare` is what its pools have beyond one request of the longest length."""
+    """An engine of a script.
+
+    `spare` is what its pools have beyond one request of the longest length; `right`: the share of right guesses.
+    """
 
     config: dict[str, Any]
     block_size: int = 1
@@ -63,11 +68,14 @@ class Setup:
     beside_decodes: int | None = None
     eos: bool = False
     lag: int | None = None
+    right: float | None = None
 
     def build(self, faults: tuple[dict[str, Any], ...]) -> FormulaEngine:
         """Assemble it."""
         paged = self.config.get("kv_cache_backend", "paged") == "paged"
         chunk = self.chunk if "batching_mode" not in self.config else None
+
+        draw = Random(1)  # noqa: S311 - a test's choices
 
         def size(window: int | None) -> int:
             needed = max_blocks_in_window(MAX_SEQ_LEN, window=window, max_chunk=chunk, block_size=self.block_size)
@@ -88,6 +96,7 @@ class Setup:
             eos_token_ids=frozenset(range(0, 997, 7)) if self.eos else frozenset(),
             faults=FaultPlan([Fault(**fault) for fault in faults]),
             lag=None if self.lag is None else Random(self.lag),  # noqa: S311 - a test's choices
+            make_proposer=None if self.right is None else partial(FormulaProposer, self.right, draw),
             **self.config,
         )
 
@@ -131,6 +140,7 @@ def setups(draw: st.DrawFn) -> Setup:
         chunks_per_step=draw(st.none() | st.integers(1, 3)),
         beside_decodes=draw(st.none() | st.integers(1, 6)),
         eos=draw(st.sampled_from([False, False, True])),
+        right=None if config.get("use_async_scheduling") else draw(st.sampled_from([None, 0.0, 0.7, 1.0])),
     )
 
 

@@ -14,6 +14,7 @@ NAN, INF = float("nan"), float("inf")
 COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waiting_requests", "block_size"]
 COUNTS += ["num_kv_blocks", "num_gpu_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
+NGRAM = '{"method": "ngram"}'
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
 SWITCHES += ["use_fused_products", "batch_invariant"]
 WORDS = [
@@ -172,6 +173,9 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("use_fused_products", True, {"batch_invariant": True}, "leave one of them out"),
         ("use_cpu_graphs", True, {"tensor_parallel_size": 2}, "leave `use_cpu_graphs` out"),
         ("use_async_scheduling", True, {"scheduler_policy": "prefill_first"}, "leave one of them out"),
+        ("speculative_config", NGRAM, {"use_async_scheduling": True}, "leave one of them out"),
+        ("speculative_config", NGRAM, {"batching_mode": "static"}, "set `batching_mode` to `continuous`"),
+        ("speculative_config", NGRAM, {"tensor_parallel_size": 2}, "leave it out"),
     ],
 )
 def test_a_conflict_names_both_fields_their_values_and_the_way_out(
@@ -266,6 +270,7 @@ POSSIBLE: dict[str, list[object]] = {
     "max_prefill_chunks_per_step": [None, 1, 8],
     "use_prefix_caching": [None, True, False],
     "use_async_scheduling": [None, True, False],
+    "speculative_config": [None, NGRAM],
     "use_cuda_graphs": [None, True, False],
     "use_cpu_graphs": [None, True, False],
     "use_fused_products": [None, True, False],

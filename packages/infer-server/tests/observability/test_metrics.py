@@ -51,6 +51,9 @@ COUNTERS = {
     "infer:num_failed_requests_total": ENGINE,
     "infer:num_failed_passes_total": ENGINE,
     "infer:num_evictions_total": ENGINE,
+    "infer:spec_decode_num_drafts_total": ENGINE,
+    "infer:spec_decode_num_draft_tokens_total": ENGINE,
+    "infer:spec_decode_num_accepted_tokens_total": ENGINE,
     "http_requests_total": {"handler", "method", "status"},
 }
 HISTOGRAMS = {

@@ -26,6 +26,8 @@ from infer_engine.scheduling import (
     SchedulerLimits,
     StaticScheduler,
 )
+from infer_engine.speculation.ngram import NgramProposer
+from infer_engine.speculation.speculator import Speculator
 from infer_engine.step_runner import StepRunner
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_models import CheckpointError
@@ -136,6 +138,7 @@ def build_core(
         share_prefix=choose_sharing(config, kv_format=loaded.kv_format, first_position=loaded.first_position),
         grammars=grammars,
         schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
+        speculator=build_speculator(config, loaded.limits, block_size=loaded.info.block_size),
     )
     return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
 
@@ -147,6 +150,7 @@ def assemble_core(
     share_prefix: PrefixSharing,
     grammars: GrammarCompiler | None = None,
     schedules_ahead: bool = False,
+    speculator: Speculator | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     """Return a core made of `parts`; `clock` counts seconds, for statistics only."""
@@ -158,6 +162,7 @@ def assemble_core(
         share_prefix=share_prefix,
         grammars=grammars,
         schedules_ahead=schedules_ahead,
+        speculator=speculator,
         clock=clock,
     )
 
@@ -208,6 +213,19 @@ def build_scheduler(
             )
         case "continuous":
             return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
+
+
+def build_speculator(config: EngineConfig, limits: SchedulerLimits, *, block_size: int) -> Speculator | None:
+    """Return what guesses tokens; None if nothing does. A step has no more rows with guesses than without."""
+    speculation = config.speculation
+    if speculation is None:
+        return None
+    return Speculator(
+        partial(NgramProposer, shortest=speculation.shortest, longest=speculation.longest),
+        num_tokens=speculation.num_tokens,
+        block_size=block_size,
+        max_rows=limits.max_batch_size,
+    )
 
 
 def choose_sharing(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from infer_cache.leaks import describe_leaks
 from infer_engine.core.constraints import make_constraint
+from infer_engine.core.leaks import count_leaks
 from infer_engine.core.prefix_sharing import PrefixSharing
 from infer_engine.core.snapshots import take_snapshot
 from infer_engine.core.step_executor import InFlightStep, StepExecutor, StepOutcome
@@ -45,6 +45,7 @@ class EngineCore:
         share_prefix: PrefixSharing,
         grammars: GrammarCompiler | None = None,
         schedules_ahead: bool = False,
+        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only.
@@ -61,7 +62,7 @@ class EngineCore:
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
         self._run_passes = self._run_ahead if schedules_ahead else self._run_in_turn
-        self.speculator: Speculator | None = None
+        self._speculator = speculator
         self._in_flight: InFlightStep | None = None  # of the step before, if this core schedules ahead
         self._suspects: list[tuple[Request, int]] = []  # of a pass that failed, and how many tokens each had
         self._requests: dict[str, Request] = {}
@@ -133,7 +134,7 @@ class EngineCore:
             size = (self._counts.num_step_tokens - 1).bit_length()
             self._counts.steps_by_tokens[min(size, NUM_STEP_SIZES - 1)] += 1
         elif self._in_flight is None:  # the audit reads all blocks; in an idle step no request waits for it
-            self._count_leaks()
+            self._counts.num_leaked_blocks = count_leaks(self._kv_cache_manager, self._counts.num_leaked_blocks)
         self._counts.busy_s += self._clock() - started
         stats = self.stats
         is_inspected, self._is_inspected = self._is_inspected, False
@@ -189,8 +190,8 @@ class EngineCore:
                 break
             if not schedule.items:
                 continue
-            if self.speculator is not None and schedule.decodes is not None:
-                schedule.decodes = self.speculator.with_drafts(schedule.decodes)  # type: ignore[assignment]
+            if self._speculator is not None:
+                self._speculator.add_drafts(schedule, self._counts)
             step = self._executor.launch(schedule)
             step.sample()
             outcome = self._executor.read(step)
@@ -238,19 +239,6 @@ class EngineCore:
             self._in_flight = step
         else:
             self._recover_pass(step, outputs)
-
-    def _count_leaks(self) -> None:
-        """Count the leaked blocks; where the number changes, the log says whose they were."""
-        leaked = self._kv_cache_manager.audit()
-        if leaked and len(leaked) != self._counts.num_leaked_blocks:
-            logger.error(
-                "%d KV blocks are leaked, which is a bug: %s. They are not among the %d free blocks that are kept for "
-                "the prefixes in them.",
-                len(leaked),
-                describe_leaks(leaked),
-                self._kv_cache_manager.num_idle_blocks,
-            )
-        self._counts.num_leaked_blocks = len(leaked)
 
     def _make_schedule(
         self, make_schedule: Callable[[], Schedule], admitted: list[str], outputs: list[TokenOutput]
@@ -346,15 +334,12 @@ class EngineCore:
         # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
         eos_token_ids, logprobs, num_before = self._eos_token_ids, outcome.logprobs, len(outputs)
         for row, token_id in outcome.chosen:
-            request = row
-            if type(row) is DraftRow:
-                if not row.is_accepted:
-                    continue
-                request = row.request
-                request.num_computed_tokens += 1
-                counts.num_computed_tokens += 1
-            elif request.has_ended:
+            taken: Request | None = row
+            if isinstance(row, DraftRow) and (taken := row.take()):
+                counts.num_accepted_tokens += 1
+            if taken is None or taken.has_ended:
                 continue
+            request = taken
             request_id = request.request_id
             finish_reason = request.append_token(token_id, eos_token_ids)
             num_prompt_tokens = request.num_prompt_tokens

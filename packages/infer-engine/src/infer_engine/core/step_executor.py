@@ -19,6 +19,7 @@ from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import RequestFailure, TokenLogprob
 from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
+from infer_engine.speculation.drafts import DraftRow
 from infer_engine.step_runner import (
     ComputedPass,
     EngineFailedError,
@@ -141,7 +142,12 @@ class StepOutcome:
         failed: dict[str, RequestFailure] = {}
         if chosen.grammar_failed or chosen.not_finite or prompt_logprobs:
             failed = {sampled[index].request_id: _GRAMMAR_FAILED for index in chosen.grammar_failed}
-            failed |= {sampled[index].request_id: _NOT_FINITE for index in chosen.not_finite}
+            for index in chosen.not_finite:
+                row = sampled[index]
+                if isinstance(row, DraftRow):
+                    row.reject()  # it may have followed a wrong guess
+                else:
+                    failed[row.request_id] = _NOT_FINITE
             failed |= {
                 request_id: _NOT_FINITE for request_id, logprobs in prompt_logprobs.items() if not _are_finite(logprobs)
             }

@@ -20,6 +20,9 @@ _SUMS_SINCE_START = (
     "num_failed_passes",
     "num_evictions",
     "num_state_evictions",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
     "busy_s",
 )
 _SUMS = (

@@ -1,11 +1,11 @@
 """`DraftRow`: a request as it is after some drafts, for one row of a step."""
 
-from collections.abc import Sequence
+from typing import overload
 
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request
 
 
-class DraftedTokens(Sequence[int]):
+class DraftedTokens:
     """The tokens of a request and drafts behind them, which are not copied."""
 
     __slots__ = ("_drafts", "_known", "_length")
@@ -20,47 +20,58 @@ class DraftedTokens(Sequence[int]):
         """Return how many tokens there are."""
         return self._length + len(self._drafts)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 - as in `list`
+    def copy(self) -> list[int]:
+        """Return all of them."""
+        return self[:]
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
         """Return a token, or a list of those in a slice."""
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
+        index += len(self) if index < 0 else 0
         return self._known[index] if index < self._length else self._drafts[index - self._length]
 
 
-class DraftRow:
-    """What a step reads of a request, as it would be after `drafts`. Ends with the step.
+class DraftRow(Request):
+    """A request as it would be after some drafts, with what a step reads of it. It ends with the step."""
 
-    Attributes:
-        request: the request.
-        draft: the last of the drafts, whose position this row computes.
-    """
+    __slots__ = ("_draft", "_is_rejected", "_request")
 
-    __slots__ = ("arrival", "constraint", "draft", "max_length", "num_completion_tokens", "num_computed_tokens",
-                 "num_prompt_tokens", "pending_row", "request", "request_id", "row", "sampling", "seed", "state",
-                 "token_ids")  # fmt: skip
-
-    def __init__(self, request: Request, drafts: list[int]) -> None:
+    def __init__(self, request: Request, drafts: list[int]) -> None:  # all that a row has: no call of `Request`'s
         """Make the row of `request` after at least one of `drafts`."""
-        self.request = request
-        self.draft = drafts[-1]
-        self.token_ids = DraftedTokens(request.token_ids, drafts)
+        self._request = request
+        self._draft = drafts[-1]
+        self._is_rejected = False
+        self.token_ids = DraftedTokens(request.token_ids, drafts)  # type: ignore[assignment]  # as far as it is read
         self.num_computed_tokens = request.num_computed_tokens + len(drafts)
-        self.num_completion_tokens = request.num_completion_tokens + len(drafts)
         self.request_id = request.request_id
         self.arrival = request.arrival
         self.row = request.row
-        self.max_length = request.max_length
         self.num_prompt_tokens = request.num_prompt_tokens
+        self.num_reused_tokens = request.num_reused_tokens
+        self.prompt_logprobs = None
+        self.max_length = request.max_length
         self.sampling = request.sampling
         self.seed = request.seed
         self.constraint = request.constraint
-        self.state = RequestState.DECODE
         self.pending_row = -1
+        self.state = request.state
+        self.has_ended = False
 
-    @property
-    def is_accepted(self) -> bool:
-        """Whether the request has taken the drafts of this row, and no token more."""
-        tokens = self.request.token_ids
-        return not self.request.has_ended and len(tokens) == len(self.token_ids) and tokens[-1] == self.draft
+    def reject(self) -> None:
+        """Take this row for a wrong guess, whatever the request takes."""
+        self._is_rejected = True
+
+    def take(self) -> Request | None:
+        """Return the request, with this row's token counted as computed, if it has taken all drafts; else None."""
+        request = self._request
+        tokens = request.token_ids
+        is_right = len(tokens) == len(self.token_ids) and tokens[-1] == self._draft
+        if not is_right or self._is_rejected or request.has_ended:
+            return None
+        request.num_computed_tokens += 1
+        return request

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from infer_engine.request import Request
+from infer_engine.protocol.stats import StepCounts
+from infer_engine.request import Request, RequestState
+from infer_engine.scheduling import Schedule
 from infer_engine.speculation.drafts import DraftRow
 
-_LIMITS = ((1, 4), (3, 3), (7, 2))
-"""Most drafts of a request, by the most decodes in a step; none in larger steps."""
-LEAST_ACCEPTED = 0.3
-"""Share of drafts below which a request gets none, but for a probe now and then."""
-PROBE_EVERY = 32
+_LIMITS = ((1, 16), (3, 3), (7, 2))
+"""Most drafts of a request, by the most decodes in a step; none in larger steps, whose rows cost more."""
+_LEAST_ACCEPTED = 0.3
+"""Share of drafts, by a moving average, below which a request gets none but for a probe now and then."""
+_PROBE_EVERY = 32
 """Tokens between two probes."""
 _WEIGHT = 0.2
+"""Weight of the latest step in that average."""
 
 
 class Proposer(Protocol):
@@ -23,71 +26,79 @@ class Proposer(Protocol):
 
 
 class _Sequence:
-    """What is known of a request's drafts."""
+    """A request that may get drafts, and how many of them were right."""
 
-    __slots__ = ("accepted", "last_probe", "num_drafted", "num_tokens", "proposer")
+    __slots__ = ("accepted", "last_drafts", "num_drafted", "proposer")
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
         self.accepted = 1.0
-        self.last_probe = 0
+        self.last_drafts = 0  # how many tokens the request had when it got some
         self.num_drafted = 0
-        self.num_tokens = 0
 
 
 class Speculator:
-    """Proposes drafts for requests, and stops where they are not accepted."""
+    """Adds drafts to steps of decodes, and stops where they are wrong."""
 
-    def __init__(self, make_proposer: Callable[[], Proposer], *, block_size: int, max_rows: int) -> None:
-        """Add drafts up to `max_rows` rows of a step; drafts of a request stay within its last block."""
+    def __init__(
+        self, make_proposer: Callable[[], Proposer], *, num_tokens: int, block_size: int, max_rows: int
+    ) -> None:
+        """Add up to `num_tokens` drafts of a request, up to `max_rows` rows of a step."""
         self._make_proposer = make_proposer
+        self._num_tokens = num_tokens
         self._block_size = block_size
         self._max_rows = max_rows
-        self._sequences: dict[str, _Sequence] = {}
-        self.num_drafts = self.num_accepted = 0
+        self._sequences: dict[str, tuple[Request, _Sequence]] = {}
 
-    def with_drafts(self, decodes: list[Request]) -> list[Request | DraftRow]:
-        """Return the rows of a step: each of `decodes`, and behind it those of its drafts."""
+    def add_drafts(self, schedule: Schedule, counts: StepCounts) -> None:
+        """Add the rows of drafts behind each decode, if the step computes nothing else, and count them."""
+        decode = RequestState.DECODE
+        decodes = schedule.decodes or [request for request, _ in schedule.items if request.state is decode]
         limit = next((drafts for most, drafts in _LIMITS if len(decodes) <= most), 0)
-        rows: list[Request | DraftRow] = []
+        if len(decodes) < len(schedule.items) or not limit or schedule.state_moves:
+            return
+        self._forget_ended()
+        rows: list[Request] = []
         left = self._max_rows - len(decodes)
         for request in decodes:
-            rows.append(request)
-            if limit and left:
-                drafts = self._propose(request, min(limit, left))
-                rows += [DraftRow(request, drafts[:count]) for count in range(1, len(drafts) + 1)]
-                left -= len(drafts)
-        return rows
+            drafts = self._drafts_of(request, min(limit, left, self._num_tokens))
+            rows += [request, *(DraftRow(request, drafts[:count]) for count in range(1, len(drafts) + 1))]
+            left -= len(drafts)
+            counts.num_drafts += bool(drafts)
+            counts.num_draft_tokens += len(drafts)
+        if len(rows) > len(decodes):
+            schedule.decodes = rows
 
-    def end(self, request_id: str) -> None:
-        """Forget a request."""
-        self._sequences.pop(request_id, None)
-
-    def _propose(self, request: Request, limit: int) -> list[int]:
-        sequence = self._sequences.get(request.request_id)
-        if sequence is None:
-            sequence = self._sequences[request.request_id] = _Sequence(self._make_proposer())
+    def _drafts_of(self, request: Request, limit: int) -> list[int]:
+        if not _may_have_drafts(request):
+            return []
+        if request.request_id not in self._sequences:
+            self._sequences[request.request_id] = request, _Sequence(self._make_proposer())
+        sequence = self._sequences[request.request_id][1]
         num_tokens = len(request.token_ids)
         if sequence.num_drafted:
-            share = (num_tokens - sequence.num_tokens - 1) / sequence.num_drafted
-            self.num_accepted += num_tokens - sequence.num_tokens - 1
+            share = (num_tokens - sequence.last_drafts - 1) / sequence.num_drafted
             sequence.accepted += _WEIGHT * (share - sequence.accepted)
-        sequence.num_drafted = 0
-        if not _takes_drafts(request):
+            sequence.num_drafted = 0
+        if sequence.accepted < _LEAST_ACCEPTED and num_tokens - sequence.last_drafts < _PROBE_EVERY:
             return []
-        if sequence.accepted < LEAST_ACCEPTED and num_tokens - sequence.last_probe < PROBE_EVERY:
-            return []
-        # Rows are stored in blocks that the request has, and no block is cached in the midst of a step.
-        room = min(request.capacity, -(-num_tokens // self._block_size) * self._block_size) - num_tokens
-        drafts = sequence.proposer.propose(request.token_ids, max(0, min(limit, room, request.max_length - num_tokens - 1)))
+        # Rows are stored in blocks that the request has. A certain token makes a block full: then it is cached.
+        room = min(request.capacity, -(-num_tokens // self._block_size) * self._block_size - 1) - num_tokens
+        drafts = sequence.proposer.propose(
+            request.token_ids, max(0, min(limit, room, request.max_length - num_tokens - 1))
+        )
         if drafts:
-            sequence.num_drafted, sequence.num_tokens, sequence.last_probe = len(drafts), num_tokens, num_tokens
-            self.num_drafts += len(drafts)
+            sequence.num_drafted, sequence.last_drafts = len(drafts), num_tokens
         return drafts
 
+    def _forget_ended(self) -> None:
+        if any(request.has_ended for request, _ in self._sequences.values()):
+            self._sequences = {name: each for name, each in self._sequences.items() if not each[0].has_ended}
 
-def _takes_drafts(request: Request) -> bool:
+
+def _may_have_drafts(request: Request) -> bool:
+    """Return whether its rows need no more than a draw each: no counts, masks or log-probabilities of their own."""
     params = request.sampling
     has_penalty = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
-    edits = params.logit_bias or params.min_tokens or request.banned_sequences
-    return request.constraint is None and not has_penalty and not edits and params.logprobs is None
+    has_edits = bool(params.logit_bias or params.min_tokens or request.banned_sequences)
+    return request.constraint is None and not has_penalty and not has_edits and params.logprobs is None

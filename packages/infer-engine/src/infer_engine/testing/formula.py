@@ -1,6 +1,6 @@
 """A core around `FormulaRunner`, which has a formula for a model, stepped by the test. Imports no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, To
 from infer_engine.protocol import BatchSnapshot, EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.request import Request
 from infer_engine.scheduling import SchedulerLimits
+from infer_engine.speculation.speculator import Proposer, Speculator
 from infer_engine.testing.faults import FaultPlan
 from infer_engine.testing.formula_runner import FormulaRunner, next_token, prompt_logprob
 
@@ -69,6 +70,7 @@ class FormulaEngine:
         clock: Callable[[], float] = lambda: 0.0,
         max_items: int | None = None,
         lag: Random | None = None,
+        make_proposer: Callable[[], Proposer] | None = None,
         **config: Any,
     ) -> None:
         """Assemble a core as an engine does.
@@ -83,6 +85,7 @@ class FormulaEngine:
             clock: seconds, for the static scheduler and for statistics.
             max_items: a pass of more requests runs out of the device's memory.
             lag: draws how far the device runs behind the host; None: not at all.
+            make_proposer: makes what guesses the tokens of a request; None: nothing does.
             config: fields of `EngineConfig`; without any: continuous, paged, no prefix caching.
         """
         self.config = EngineConfig(**{**_DEFAULTS, **config})
@@ -112,6 +115,9 @@ class FormulaEngine:
             eos_token_ids=eos_token_ids,
             share_prefix=choose_sharing(self.config),
             schedules_ahead=self.config.use_async_scheduling is True,
+            speculator=None
+            if make_proposer is None
+            else Speculator(make_proposer, num_tokens=4, block_size=block_size, max_rows=limits.max_batch_size),
             clock=clock,
         )
 
@@ -206,6 +212,22 @@ class FormulaEngine:
         hashes = choose_sharing(self.config)(submit, self.kv_cache_manager.block_size)
         known = [] if hashes is None else hashes.upto(token_ids, len(token_ids))
         return self.kv_cache_manager.find(known, len(token_ids)).num_tokens
+
+
+class FormulaProposer:
+    """Guesses the tokens of `FormulaRunner`, of which a share is right."""
+
+    def __init__(self, share: float, draw: Random) -> None:
+        """Guess right with a probability of `share`."""
+        self._share = share
+        self._draw = draw
+
+    def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
+        """Return `limit` tokens."""
+        tokens = list(token_ids)
+        for _ in range(limit):
+            tokens.append(next_token(tokens) if self._draw.random() < self._share else self._draw.randrange(997))
+        return tokens[len(token_ids) :]
 
 
 def collect(result: StepResult, outputs: dict[str, list[TokenOutput]]) -> None:

@@ -178,6 +178,8 @@ class FormulaRunner:
         rows = {request.row for request, _ in schedule.items}
         if len(rows) < len(schedule.items) or -1 in rows:
             self.violations.append("two requests share a row, or one has none")
+        # Drafts are further rows of a step of decodes.
+        all_rows = schedule.items if schedule.decodes is None else [(request, 1) for request in schedule.decodes]
         items = [
             _Item(
                 request.request_id,
@@ -188,9 +190,9 @@ class FormulaRunner:
                 token_ids=request.token_ids.copy(),
                 pending_row=request.pending_row,
             )
-            for request, count in schedule.items
+            for request, count in all_rows
         ]
-        sampled = [i for i, (request, count) in enumerate(schedule.items) if request.num_uncomputed_tokens == count]
+        sampled = [i for i, (request, count) in enumerate(all_rows) if request.num_uncomputed_tokens == count]
         prompt_logprobs = {
             request.request_id: [prompt_logprob(request, position) for position in positions]
             for request, count in schedule.items
@@ -247,6 +249,8 @@ class FormulaRunner:
     def _store(self, item: _Item) -> None:
         for group in range(len(self._windows)):
             for position, slot in enumerate(self._slots(group, item, item.first_stored, item.end), item.first_stored):
+                if slot < 0:
+                    self.violations.append(f"{item.request_id} stores in group {group} where it has no block")
                 self._written[group, slot] = (position, item.token_ids[position])
 
     def _read(self, item: _Item) -> None:

@@ -135,6 +135,10 @@ class EngineConfig(ParallelOptions, ExecutionOptions, CacheOptions, SchedulerOpt
                 why="and ranks communicate inside a step",
                 fix="leave `use_cpu_graphs` out",
             )
+        if self.speculative_config is not None:
+            raise self.conflict(
+                "speculative_config", "tensor_parallel_size", why="and ranks check no guesses", fix="leave it out"
+            )
         if self.batch_invariant:
             raise self.conflict(
                 "batch_invariant",

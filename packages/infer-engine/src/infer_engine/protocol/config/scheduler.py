@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from infer_engine.protocol.config.option_group import OptionGroup
+from infer_engine.protocol.config.speculation import Speculation, parse_speculation
 from infer_engine.protocol.values import COUNT, MAX_TIMEOUT_S, TIMEOUT, number, one_of, optional, switch
 
 BatchingMode = Literal["static", "continuous"]
@@ -40,6 +41,8 @@ class SchedulerOptions(OptionGroup):
             48 on a CPU, 96 if it computes in bf16 with AMX, 480 on a GPU, or up to 2272 of small models.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
             one pass a step. Left out: on with a GPU if the other values allow it.
+        speculative_config: Guess tokens ahead, and check them in one step: JSON as vLLM's, such as
+            `{"method": "ngram", "num_speculative_tokens": 4}`. No token changes. Left out: no guesses.
     """
 
     max_batch_size: int | None = None
@@ -53,6 +56,7 @@ class SchedulerOptions(OptionGroup):
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
     use_async_scheduling: bool | None = None
+    speculative_config: str | None = None
 
     CHECKS = MappingProxyType(
         {
@@ -67,6 +71,7 @@ class SchedulerOptions(OptionGroup):
             "max_prefill_chunks_per_step": optional(COUNT),
             "max_prefill_tokens_beside_decodes": optional(COUNT),
             "use_async_scheduling": optional(switch()),
+            "speculative_config": optional(parse_speculation),
         }
     )
 
@@ -74,7 +79,9 @@ class SchedulerOptions(OptionGroup):
         """Check the values against each other."""
         if self.batching_mode == "static":
             self.need_continuous(
-                scheduler_policy=self.scheduler_policy != "fcfs", use_chunked_prefill=self.use_chunked_prefill is True
+                scheduler_policy=self.scheduler_policy != "fcfs",
+                use_chunked_prefill=self.use_chunked_prefill is True,
+                speculative_config=self.speculative_config is not None,
             )
         elif self.batch_wait_timeout_s != DEFAULT_BATCH_WAIT_TIMEOUT_S:
             raise self.conflict(
@@ -91,6 +98,13 @@ class SchedulerOptions(OptionGroup):
                 why="and the second pass of a step needs the results of the first",
                 fix="leave one of them out",
             )
+        if self.use_async_scheduling and self.speculative_config is not None:
+            raise self.conflict(
+                "speculative_config",
+                "use_async_scheduling",
+                why="and guesses go on from tokens that are known",
+                fix="leave one of them out",
+            )
 
     def need_continuous(self, **are_needed: bool) -> None:
         """Refuse the first of these fields that is True: it needs continuous batching, and this is static."""
@@ -103,13 +117,18 @@ class SchedulerOptions(OptionGroup):
             )
 
     @property
+    def speculation(self) -> Speculation | None:
+        """How tokens are guessed ahead; None: none are."""
+        return None if self.speculative_config is None else parse_speculation("", self.speculative_config)
+
+    @property
     def chunks_prefill(self) -> bool:
         """Whether long prompts are split over several steps."""
         return self.batching_mode == "continuous" and self.use_chunked_prefill is not False
 
     def schedules_ahead(self, *, on_gpu: bool) -> bool:
         """Return whether the next step is scheduled while the device computes this one."""
-        possible = self.scheduler_policy != "prefill_first"
+        possible = self.scheduler_policy != "prefill_first" and self.speculative_config is None
         return possible and (on_gpu if self.use_async_scheduling is None else self.use_async_scheduling)
 
     def _check_chunk_size(self) -> None:
