@@ -52,6 +52,12 @@ def test_a_sequence_that_grows_is_guessed_as_a_new_one(token_ids: list[int], ste
         length = min(length + step, len(token_ids))
 
 
+def test_a_long_prompt_is_taken_into_account_step_by_step() -> None:
+    proposer, prompt = NgramProposer(), [*range(5_000), 4_000, 4_001, 4_002]
+    found = [proposer.propose(prompt, 2) for _ in range(6)]
+    assert found == [[]] * 3 + [[4_003, 4_004]] * 3
+
+
 class Watched:
     """Guesses as another one, and notes what was asked for."""
 

@@ -28,13 +28,19 @@ class Proposer(Protocol):
 class _Sequence:
     """A request that may get drafts, and how many of them were right."""
 
-    __slots__ = ("accepted", "last_drafts", "num_drafted", "proposer")
+    __slots__ = ("accepted", "last_drafts", "num_drafted", "proposer", "request")
 
-    def __init__(self, proposer: Proposer) -> None:
+    def __init__(self, request: Request, proposer: Proposer) -> None:
+        self.request = request
         self.proposer = proposer
         self.accepted = 1.0
         self.last_drafts = 0  # how many tokens the request had when it got some
         self.num_drafted = 0
+
+    def settle(self) -> None:
+        """Note how many of the drafts of the step before were right."""
+        share = (len(self.request.token_ids) - self.last_drafts - 1) / self.num_drafted
+        self.accepted += _WEIGHT * (share - self.accepted)
 
 
 class Speculator:
@@ -48,10 +54,14 @@ class Speculator:
         self._num_tokens = num_tokens
         self._block_size = block_size
         self._max_rows = max_rows
-        self._sequences: dict[str, tuple[Request, _Sequence]] = {}
+        self._sequences: dict[str, _Sequence] = {}
+        self._drafted: list[_Sequence] = []  # those that got drafts in the step before
 
     def add_drafts(self, schedule: Schedule, counts: StepCounts) -> None:
         """Add the rows of drafts behind each decode, if the step computes nothing else, and count them."""
+        for sequence in self._drafted:
+            sequence.settle()
+        self._drafted = []
         decode = RequestState.DECODE
         decodes = schedule.decodes or [request for request, _ in schedule.items if request.state is decode]
         limit = next((drafts for most, drafts in _LIMITS if len(decodes) <= most), 0)
@@ -73,13 +83,9 @@ class Speculator:
         if not _may_have_drafts(request):
             return []
         if request.request_id not in self._sequences:
-            self._sequences[request.request_id] = request, _Sequence(self._make_proposer())
-        sequence = self._sequences[request.request_id][1]
+            self._sequences[request.request_id] = _Sequence(request, self._make_proposer())
+        sequence = self._sequences[request.request_id]
         num_tokens = len(request.token_ids)
-        if sequence.num_drafted:
-            share = (num_tokens - sequence.last_drafts - 1) / sequence.num_drafted
-            sequence.accepted += _WEIGHT * (share - sequence.accepted)
-            sequence.num_drafted = 0
         if sequence.accepted < _LEAST_ACCEPTED and num_tokens - sequence.last_drafts < _PROBE_EVERY:
             return []
         # Rows are stored in blocks that the request has. A certain token makes a block full: then it is cached.
@@ -89,11 +95,12 @@ class Speculator:
         )
         if drafts:
             sequence.num_drafted, sequence.last_drafts = len(drafts), num_tokens
+            self._drafted.append(sequence)
         return drafts
 
     def _forget_ended(self) -> None:
-        if any(request.has_ended for request, _ in self._sequences.values()):
-            self._sequences = {name: each for name, each in self._sequences.items() if not each[0].has_ended}
+        if any(each.request.has_ended for each in self._sequences.values()):
+            self._sequences = {name: each for name, each in self._sequences.items() if not each.request.has_ended}
 
 
 def _may_have_drafts(request: Request) -> bool:
