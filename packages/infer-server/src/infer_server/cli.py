@@ -175,7 +175,7 @@ def _listener(settings: ServerSettings) -> AbstractContextManager[socket]:
 def _import_server() -> None:
     """Import the web framework, which takes half a second, while the engine's process loads the model."""
     importlib.import_module("infer_server.connections.server")
-    importlib.import_module("litestar").Litestar()  # which imports what it needs to be one
+    importlib.import_module("litestar").Litestar(logging_config=None)  # one imports what it needs
 
 
 def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineFactory | None) -> Engine:
