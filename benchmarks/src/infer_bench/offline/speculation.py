@@ -19,13 +19,13 @@ from typing import Any
 
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
-from infer_engine import LLM, Message, SamplingParams
+from infer_engine import LLM, SamplingParams
 
 LEAST = 0.98
 """Least ratio where guesses are wrong, or none are made."""
 
 
-def workloads() -> dict[str, list[list[Message]]]:
+def workloads() -> dict[str, list[list[dict[str, Any]]]]:
     """Return the conversations of each workload."""
     things = "\n".join(f"{i}. Item number {i} costs {7 * i} euros and is on shelf {i % 5}." for i in range(1, 25))
     stories = [f"Write a story about the number {number} and a {thing}." for number in range(4) for thing in
@@ -38,7 +38,7 @@ def workloads() -> dict[str, list[list[Message]]]:
 
 
 def measure(
-    llm: LLM, conversations: list[list[Message]], params: SamplingParams
+    llm: LLM, conversations: list[list[dict[str, Any]]], params: SamplingParams
 ) -> tuple[float, list[tuple[int, ...]]]:
     """Return tokens a second, and the tokens of each answer."""
     started = time.perf_counter()

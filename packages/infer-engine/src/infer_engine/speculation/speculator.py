@@ -88,6 +88,7 @@ class Speculator:
         num_tokens = len(request.token_ids)
         if sequence.accepted < _LEAST_ACCEPTED and num_tokens - sequence.last_drafts < _PROBE_EVERY:
             return []
+        limit = min(limit, max(1, round(sequence.accepted**2 * self._num_tokens)))  # the last of many are seldom right
         # Rows are stored in blocks that the request has. A certain token makes a block full: then it is cached.
         room = min(request.capacity, -(-num_tokens // self._block_size) * self._block_size - 1) - num_tokens
         drafts = sequence.proposer.propose(
