@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     max_tokens, repeats = (40, 1) if args.quick else (args.max_tokens, args.repeats)
 
-    options: dict[str, Any] = {"model": args.model, "max_seq_len": 2_048, "kv_cache_memory": "512MiB"}
+    options: dict[str, Any] = {"model": args.model, "max_seq_len": 1_024, "kv_cache_memory": "512MiB"}
     config = json.dumps({"method": "ngram", "num_speculative_tokens": args.num_tokens})
     engines = {"without": LLM(**options), "with": LLM(**options, speculative_config=config)}
     params = SamplingParams(temperature=args.temperature, seed=1, max_tokens=max_tokens, ignore_eos=True)

@@ -213,6 +213,7 @@ def test_over_the_library_texts_and_stops_are_the_same() -> None:
     assert guessing.stats.num_accepted_tokens > 0
 
 
+@pytest.mark.covers("configuration/speculative-config")
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
