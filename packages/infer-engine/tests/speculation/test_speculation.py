@@ -1,5 +1,6 @@
 """Guessed tokens: what is guessed, which requests get guesses, and that no token changes."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from infer_engine import LLM
 from infer_engine.messages import TokenOutput
-from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.outputs import SampledTokens
+from infer_engine.protocol import EngineConfig, SamplingParams, StructuredOutputs
 from infer_engine.protocol.config.speculation import Speculation
-from infer_engine.scheduling import SchedulerLimits
+from infer_engine.request import Request
+from infer_engine.scheduling import Schedule, SchedulerLimits
 from infer_engine.speculation.ngram import NgramProposer
+from infer_engine.step_runner import ComputedPass, StepRunner
 from infer_engine.testing.formula import FormulaEngine, FormulaProposer, expected_tokens, tokens_of
 from infer_engine.testing.models import ALL_FAMILIES, ModelEngine, Twin, random_prompt, sound_tokens
 from infer_kernels.checks.pairwise import parametrize_each_value
@@ -90,6 +94,38 @@ def run(served: FormulaEngine, lengths: dict[str, int], **params: Any) -> dict[s
     return served.run()
 
 
+class NotFinite:
+    """A runner whose logits are not finite behind the first row of a step."""
+
+    def __init__(self, inner: StepRunner) -> None:
+        self.inner, self.num_steps = inner, 0
+
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        return self.inner.forward(schedule)
+
+    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+        logits = computed.logits()
+        for row in range(1, len(requests)):
+            logits[row] = math.nan
+            self.num_steps += row == 1
+        return self.inner.sample(computed, requests)
+
+    def probe(self) -> None:
+        self.inner.probe()
+
+
+def test_a_draft_whose_logits_are_not_finite_is_rejected_and_fails_nobody() -> None:
+    served = engine(1.0)
+    executor = served.core._executor  # noqa: SLF001 - no fault of a request's own makes its drafts alone fail
+    executor._runner = runner = NotFinite(executor._runner)  # noqa: SLF001 - as above
+    outputs = run(served, {"a": 40})["a"]
+    assert tokens_of(outputs) == expected_tokens([1, 2, 3], 40)
+    assert outputs[-1].error is None
+    assert runner.num_steps > 0
+    assert served.core.stats.num_accepted_tokens == 0
+
+
+# vllm-project/vllm#42533: drafts behind the last token; ohdearquant/lattice#243: a first draft that nobody verified
 @pytest.mark.covers("scheduling/no-guess-changes-a-token")
 def test_right_guesses_take_fewer_steps_and_change_no_token() -> None:
     asked: list[tuple[int, int]] = []
@@ -146,7 +182,7 @@ def test_a_step_has_no_more_rows_than_requests_may_run() -> None:
         {"logit_bias": {5: 1.0}},
         {"min_tokens": 4},
     ],
-)
+)  # vllm-project/vllm#47616: log-probabilities behind a stop string
 def test_requests_whose_rows_need_more_than_a_draw_get_no_guesses(params: dict[str, Any]) -> None:
     served = engine(1.0)
     run(served, {"a": 20}, **params)
@@ -196,11 +232,24 @@ def test_tokens_of_models_are_those_without_guesses(
     assert answers(ModelEngine(folder, speculative_config=NGRAM, **config)) == plain
 
 
+# vllm-project/vllm#40875, #36138, #10442: drafts were not held to grammars, nor to the arguments of calls
+def test_requests_with_a_grammar_are_held_to_it_and_get_no_drafts() -> None:
+    llm = LLM("infer-demo", kv_cache_memory=2**26, max_batch_size=16, use_cpu_graphs=False, speculative_config=NGRAM)
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=StructuredOutputs(regex="(ab){10}"))
+    [completion] = llm.generate(["abababab"], params, use_tqdm=False)
+    assert completion.text == "ab" * 10
+    assert llm.stats.num_drafts == 0
+
+
+# vllm-project/vllm#47616: token ids behind a stop string that ended within accepted drafts
 def test_over_the_library_texts_and_stops_are_the_same() -> None:
     params = [
         SamplingParams(temperature=0, max_tokens=60),
         SamplingParams(temperature=1, seed=4, max_tokens=60, n=2),
-        SamplingParams(temperature=0, max_tokens=60, stop=("e ",)),
+        *(
+            SamplingParams(temperature=0, max_tokens=60, stop=(stop,))
+            for stop in ("e ", "EO", "O: R", "o be", "t", ":")
+        ),
     ]
     make = partial(LLM, "infer-demo", kv_cache_memory=2**26, max_batch_size=16, use_cpu_graphs=False)
     prompts = ["ROMEO: ROMEO: ROMEO:", "To be, or not", "First Citizen:\nWe are"]

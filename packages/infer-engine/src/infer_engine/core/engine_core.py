@@ -20,7 +20,6 @@ from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, Tok
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
-from infer_engine.speculation.drafts import DraftRow
 from infer_engine.speculation.speculator import Speculator
 from infer_engine.step_runner import EngineFailedError, StepRunner
 from infer_engine.structured.compiler import GrammarCompiler
@@ -333,13 +332,10 @@ class EngineCore:
                 requests[request_id].add_prompt_logprobs(of_prompt)
         # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
         eos_token_ids, logprobs, num_before = self._eos_token_ids, outcome.logprobs, len(outputs)
-        for row, token_id in outcome.chosen:
-            taken: Request | None = row
-            if isinstance(row, DraftRow) and (taken := row.take()):
-                counts.num_accepted_tokens += 1
-            if taken is None or taken.has_ended:
+        chosen = outcome.chosen if self._speculator is None else self._speculator.accepted(outcome.chosen, counts)
+        for request, token_id in chosen:
+            if request.has_ended:
                 continue
-            request = taken
             request_id = request.request_id
             finish_reason = request.append_token(token_id, eos_token_ids)
             num_prompt_tokens = request.num_prompt_tokens

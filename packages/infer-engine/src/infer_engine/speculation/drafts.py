@@ -20,10 +20,6 @@ class DraftedTokens:
         """Return how many tokens there are."""
         return self._length + len(self._drafts)
 
-    def copy(self) -> list[int]:
-        """Return all of them."""
-        return self[:]
-
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
@@ -37,30 +33,26 @@ class DraftedTokens:
 
 
 class DraftRow(Request):
-    """A request as it would be after some drafts, with what a step reads of it. It ends with the step."""
+    """A request as it would be after some drafts, with what a step reads of it. It ends with the step.
+
+    It comes behind the row of the request, of which the sampler has read the parameters by then.
+    """
 
     __slots__ = ("_draft", "_is_rejected", "_request")
 
-    def __init__(self, request: Request, drafts: list[int]) -> None:  # all that a row has: no call of `Request`'s
+    def __init__(self, request: Request, drafts: list[int]) -> None:  # all that is read: no call of `Request`'s
         """Make the row of `request` after at least one of `drafts`."""
         self._request = request
         self._draft = drafts[-1]
         self._is_rejected = False
-        self.token_ids = DraftedTokens(request.token_ids, drafts)  # type: ignore[assignment]  # as far as it is read
-        self.num_computed_tokens = request.num_computed_tokens + len(drafts)
         self.request_id = request.request_id
         self.arrival = request.arrival
         self.row = request.row
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.num_reused_tokens = request.num_reused_tokens
-        self.prompt_logprobs = None
         self.max_length = request.max_length
-        self.sampling = request.sampling
-        self.seed = request.seed
-        self.constraint = request.constraint
+        self.token_ids = DraftedTokens(request.token_ids, drafts)  # type: ignore[assignment]  # as far as it is read
+        self.num_computed_tokens = request.num_computed_tokens + len(drafts)
+        self.num_reused_tokens = request.num_reused_tokens
         self.pending_row = -1
-        self.state = request.state
-        self.has_ended = False
 
     def reject(self) -> None:
         """Take this row for a wrong guess, whatever the request takes."""

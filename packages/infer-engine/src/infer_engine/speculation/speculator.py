@@ -1,6 +1,6 @@
 """`Speculator`: which drafts the decodes of a step get."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from infer_engine.protocol.stats import StepCounts
@@ -78,6 +78,18 @@ class Speculator:
             counts.num_draft_tokens += len(drafts)
         if len(rows) > len(decodes):
             schedule.decodes = rows
+
+    @staticmethod
+    def accepted(chosen: Iterable[tuple[Request, int]], counts: StepCounts) -> Iterator[tuple[Request, int]]:
+        """Yield the tokens of a step, in order, without those of rejected drafts; accepted ones are counted.
+
+        The caller appends each token before it asks for the next one.
+        """
+        for row, token_id in chosen:
+            request = row.take() if isinstance(row, DraftRow) else row
+            if request is not None:
+                counts.num_accepted_tokens += request is not row
+                yield request, token_id
 
     def _drafts_of(self, request: Request, limit: int) -> list[int]:
         if not _may_have_drafts(request):

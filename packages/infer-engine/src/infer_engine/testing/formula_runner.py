@@ -187,7 +187,7 @@ class FormulaRunner:
                 start=request.num_computed_tokens,
                 end=request.num_computed_tokens + count,
                 first_stored=max(request.num_computed_tokens, request.num_reused_tokens),
-                token_ids=request.token_ids.copy(),
+                token_ids=request.token_ids[:],
                 pending_row=request.pending_row,
             )
             for request, count in all_rows

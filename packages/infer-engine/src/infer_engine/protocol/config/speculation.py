@@ -9,13 +9,14 @@ from infer_engine.protocol.values import refusal
 
 MAX_DRAFT_TOKENS = 16
 
+_FIELDS = frozenset(("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"))
 _ALLOWED = (
     'JSON such as {"method": "ngram", "num_speculative_tokens": 4}, where `prompt_lookup_min` and `prompt_lookup_max` '
     f"may be too, all of 1 to {MAX_DRAFT_TOKENS}"
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Speculation:
     """How drafts are made.
 
@@ -41,21 +42,12 @@ def parse_speculation(name: str, value: object) -> Speculation:
         raise refusal(name, value, _ALLOWED)
     if fields.get("method", "ngram") not in ("ngram", "[ngram]") or fields.get("model", "[ngram]") != "[ngram]":
         raise ValueError(f"`{name}` is {value!r}; its method must be `ngram`, the only one that there is.")
-    numbers = {
-        key: fields.get(key, default)
-        for key, default in (("num_speculative_tokens", 4), ("prompt_lookup_max", 3), ("prompt_lookup_min", None))
-    }
-    if numbers["prompt_lookup_min"] is None:
-        numbers["prompt_lookup_min"] = (
-            min(2, numbers["prompt_lookup_max"]) if _is_count(numbers["prompt_lookup_max"]) else 0
-        )
-    if fields.keys() - numbers.keys() - {"method", "model"} or not all(map(_is_count, numbers.values())):
+    longest = fields.get("prompt_lookup_max", Speculation.longest)
+    shortest = fields.get("prompt_lookup_min", min(longest, Speculation.shortest) if _is_count(longest) else longest)
+    num_tokens = fields.get("num_speculative_tokens", Speculation.num_tokens)
+    if fields.keys() - _FIELDS or not all(map(_is_count, (longest, shortest, num_tokens))):
         raise refusal(name, value, _ALLOWED)
-    speculation = Speculation(
-        num_tokens=numbers["num_speculative_tokens"],
-        shortest=numbers["prompt_lookup_min"],
-        longest=numbers["prompt_lookup_max"],
-    )
+    speculation = Speculation(num_tokens=num_tokens, shortest=shortest, longest=longest)
     if speculation.shortest > speculation.longest:
         raise refusal(name, value, _ALLOWED)
     return speculation
