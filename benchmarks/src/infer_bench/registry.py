@@ -18,7 +18,7 @@ BENCHMARKS = {
         "what a budget of prompt tokens beside decodes would give on an H100: counted and simulated",
     ),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
-    "speculation": ("offline.speculation", "the same requests with guessed tokens and without"),
+    "speculation": ("offline.speculation", "the same requests with draft tokens and without"),
     "turns": ("offline.turns", "what later turns of a conversation compute, of a model with states"),
     "transformers": ("offline.transformers", "`LLM` and `transformers` in one process, turn by turn"),
     "serving": ("serving.workloads", "the workloads against any OpenAI-compatible server"),

@@ -1,8 +1,8 @@
-"""What guessing ahead gains: the same requests with guesses and without, in turns, by one process.
+"""What speculative decoding gains: the same requests with drafts and without, in turns, by one process.
 
     copied      a list that the prompt holds is written again
     free        a story, which repeats little
-    together    16 stories at once, whose steps get no guesses
+    together    16 stories at once, whose steps get no drafts
 
 The medians of tokens a second are compared. Tokens must be the same; of text that repeats little and of many streams
 the loss is at most two hundredths; else the exit code is 1.
@@ -22,7 +22,7 @@ from infer_bench.results import argument_parser, save, table
 from infer_engine import LLM, SamplingParams
 
 LEAST = 0.98
-"""Least ratio where guesses are wrong, or none are made."""
+"""Least ratio where drafts are rejected, or none are made."""
 
 
 def workloads() -> dict[str, list[list[dict[str, Any]]]]:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 if a limit is broken."""
     parser = argument_parser(__doc__, quick="one round of 40 tokens")
     parser.add_argument("--model", default=None, help="left out: the default model")
-    parser.add_argument("--num-tokens", type=int, default=4, help="guesses of a request in a step")
+    parser.add_argument("--num-tokens", type=int, default=4, help="most draft tokens of a request in a step")
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=5)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(
             [name, *(f"{medians[kind]:.1f}" for kind in engines), f"{ratio:.2f}", f"{num_drafts}", f"{share:.2f}"]
         )
-    head = ["tokens/s", *engines, "ratio", "guesses", "right"]
+    head = ["tokens/s", *engines, "ratio", "drafted", "accepted"]
     print(f"\n{table(head, rows)}")
     if not args.quick:
         save("speculation", {"model": engines["with"].info.model, "num_tokens": args.num_tokens, **results}, args.out)

@@ -66,7 +66,7 @@ LEFT_OUT = {
     "state_cache_memory": "no shape has layers with states",
     "num_gpu_blocks": "another name of `num_kv_blocks`",
     "gpu_memory_utilization": "`kv_cache_memory` is in its place",
-    "speculative_config": "guesses change the time of single streams, which no step is about",
+    "speculative_config": "drafts change the time of single streams, which no step is about",
     "step_timeout_s": "ends a stuck engine, and no step is",
     "routing_policy": "there is one copy of the model",
     "tool_call_format": "no request has tools",

@@ -49,7 +49,7 @@ MODES: dict[str, dict[str, Any]] = {
     "blocks of 16": {"block_size": 16, "prefill_chunk_size": 3},
     "no prefix caching": {"use_prefix_caching": False, "block_size": 4, "prefill_chunk_size": CHUNK},
     "scheduled ahead": {"use_async_scheduling": True, "block_size": 4, "prefill_chunk_size": CHUNK},
-    "guessing ahead": {"speculative_config": '{"method": "ngram", "prompt_lookup_min": 1}', "block_size": 4},
+    "speculative": {"speculative_config": '{"method": "ngram", "prompt_lookup_min": 1}', "block_size": 4},
     "static, scheduled ahead": {"batching_mode": "static", "use_async_scheduling": True},
     "batch invariant": {"batch_invariant": True, "block_size": 4, "prefill_chunk_size": CHUNK},
 }

@@ -53,7 +53,7 @@ class Arrival:
 class Setup:
     """An engine of a script.
 
-    `spare` is what its pools have beyond one request of the longest length; `right`: the share of right guesses.
+    `spare` is what its pools have beyond one request of the longest length; `right`: the share of right drafts.
     """
 
     config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Guessed tokens: what is guessed, which requests get guesses, and that no token changes."""
+"""Speculative decoding: what is drafted, which requests get drafts, and that no token changes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def test_a_sequence_goes_on_as_it_did_where_its_last_tokens_came_before(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=9))
-def test_a_sequence_that_grows_is_guessed_as_a_new_one(token_ids: list[int], steps: list[int]) -> None:
+def test_a_sequence_that_grows_is_drafted_as_a_new_one(token_ids: list[int], steps: list[int]) -> None:
     proposer, length = NgramProposer(shortest=1, longest=4), 1
     for step in steps:
         assert proposer.propose(token_ids[:length], 3) == NgramProposer(shortest=1, longest=4).propose(
@@ -63,7 +63,7 @@ def test_a_long_prompt_is_taken_into_account_step_by_step() -> None:
 
 
 class Watched:
-    """Guesses as another one, and notes what was asked for."""
+    """Drafts as another one, and notes what was asked for."""
 
     def __init__(self, inner: Any, asked: list[tuple[int, int]]) -> None:
         self._inner = inner
@@ -126,8 +126,8 @@ def test_a_draft_whose_logits_are_not_finite_is_rejected_and_fails_nobody() -> N
 
 
 # vllm-project/vllm#42533: drafts behind the last token; ohdearquant/lattice#243: a first draft that nobody verified
-@pytest.mark.covers("scheduling/no-guess-changes-a-token")
-def test_right_guesses_take_fewer_steps_and_change_no_token() -> None:
+@pytest.mark.covers("scheduling/no-draft-changes-a-token")
+def test_right_drafts_take_fewer_steps_and_change_no_token() -> None:
     asked: list[tuple[int, int]] = []
     served = engine(1.0, asked)
     assert tokens_of(run(served, {"a": 40})["a"]) == expected_tokens([1, 2, 3], 40)
@@ -135,17 +135,17 @@ def test_right_guesses_take_fewer_steps_and_change_no_token() -> None:
     assert stats.num_steps < 20
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 20
     assert stats.num_drafts <= stats.num_draft_tokens
-    assert all(length + limit < 3 + 40 for length, limit in asked)  # no guess behind the last token
+    assert all(length + limit < 3 + 40 for length, limit in asked)  # no draft behind the last token
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
-def test_blocks_that_guesses_fill_are_cached_as_others_are(right: float) -> None:
+def test_blocks_that_drafts_fill_are_cached_as_others_are(right: float) -> None:
     served = engine(right, use_prefix_caching=True, block_size=4)
     tokens = [1, 2, 3, *tokens_of(run(served, {"a": 40})["a"])]
     assert served.num_reused_tokens(tokens) == 40
 
 
-def test_a_request_whose_guesses_are_wrong_gets_few_of_them() -> None:
+def test_a_request_whose_drafts_are_wrong_gets_few_of_them() -> None:
     served = engine(0.0, block_size=64)
     assert tokens_of(run(served, {"a": 200})["a"]) == expected_tokens([1, 2, 3], 200)
     stats = served.core.stats
@@ -155,7 +155,7 @@ def test_a_request_whose_guesses_are_wrong_gets_few_of_them() -> None:
 
 
 @pytest.mark.parametrize(("num_requests", "most"), [(1, 4), (3, 3), (5, 2), (7, 2), (8, 0), (12, 0)])
-def test_large_steps_get_fewer_guesses_or_none(num_requests: int, most: int) -> None:
+def test_large_steps_get_fewer_drafts_or_none(num_requests: int, most: int) -> None:
     asked: list[tuple[int, int]] = []
     served = engine(1.0, asked)
     outputs = run(served, dict.fromkeys(map(str, range(num_requests)), 30))
@@ -183,7 +183,7 @@ def test_a_step_has_no_more_rows_than_requests_may_run() -> None:
         {"min_tokens": 4},
     ],
 )  # vllm-project/vllm#47616: log-probabilities behind a stop string
-def test_requests_whose_rows_need_more_than_a_draw_get_no_guesses(params: dict[str, Any]) -> None:
+def test_requests_whose_rows_need_more_than_a_draw_get_no_drafts(params: dict[str, Any]) -> None:
     served = engine(1.0)
     run(served, {"a": 20}, **params)
     assert served.core.stats.num_drafts == 0
@@ -196,9 +196,9 @@ PARAMS = {
 }
 
 
-@pytest.mark.covers("scheduling/no-guess-changes-a-token")
+@pytest.mark.covers("scheduling/no-draft-changes-a-token")
 @parametrize_each_value(family=ALL_FAMILIES, params=list(PARAMS), graphs=[None, False], right=[0.0, 0.6, 1.0])
-def test_tokens_of_models_are_those_without_guesses(
+def test_tokens_of_models_are_those_without_drafts(
     family: str, params: str, *, graphs: bool | None, right: float, twin_of: Callable[[str], Twin]
 ) -> None:
     folder = twin_of(family).folder
@@ -214,21 +214,21 @@ def test_tokens_of_models_are_those_without_guesses(
     draw = Random(5)  # noqa: S311 - a test's choices
 
     class Told:
-        """Guesses what the answer is, of which a share is right."""
+        """Drafts what the answer is, of which a share is right."""
 
         def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
             name = next(each for each, prompt in prompts.items() if list(token_ids[: len(prompt)]) == prompt)
             start = len(token_ids) - len(prompts[name])
             return [t if draw.random() < right else 5 for t in plain[name][start : start + limit]]
 
-    guessing = ModelEngine(folder, speculative_config=NGRAM, **config)
-    speculator = guessing.core._speculator  # noqa: SLF001 - guesses that a test knows to be right or wrong
+    drafting = ModelEngine(folder, speculative_config=NGRAM, **config)
+    speculator = drafting.core._speculator  # noqa: SLF001 - drafts that a test knows to be right or wrong
     assert speculator is not None
     speculator._make_proposer = Told  # noqa: SLF001 - as above
-    assert answers(guessing) == plain
-    has_states = guessing.core.stats.num_state_slots > 0
-    assert (guessing.core.stats.num_drafts > 0) is not has_states
-    assert right < 1 or has_states or guessing.core.stats.num_accepted_tokens > 20
+    assert answers(drafting) == plain
+    has_states = drafting.core.stats.num_state_slots > 0
+    assert (drafting.core.stats.num_drafts > 0) is not has_states
+    assert right < 1 or has_states or drafting.core.stats.num_accepted_tokens > 20
     assert answers(ModelEngine(folder, speculative_config=NGRAM, **config)) == plain
 
 
@@ -253,13 +253,13 @@ def test_over_the_library_texts_and_stops_are_the_same() -> None:
     ]
     make = partial(LLM, "infer-demo", kv_cache_memory=2**26, max_batch_size=16, use_cpu_graphs=False)
     prompts = ["ROMEO: ROMEO: ROMEO:", "To be, or not", "First Citizen:\nWe are"]
-    plain, guessing = make(), make(speculative_config=NGRAM)
+    plain, drafting = make(), make(speculative_config=NGRAM)
     for each in params:
         expected = [(c.text, c.token_ids, c.finish_reason) for c in plain.generate(prompts, each, use_tqdm=False)]
         assert [
-            (c.text, c.token_ids, c.finish_reason) for c in guessing.generate(prompts, each, use_tqdm=False)
+            (c.text, c.token_ids, c.finish_reason) for c in drafting.generate(prompts, each, use_tqdm=False)
         ] == expected
-    assert guessing.stats.num_accepted_tokens > 0
+    assert drafting.stats.num_accepted_tokens > 0
 
 
 @pytest.mark.covers("configuration/speculative-config")

@@ -216,7 +216,7 @@ def build_scheduler(
 
 
 def build_speculator(config: EngineConfig, limits: SchedulerLimits, *, block_size: int) -> Speculator | None:
-    """Return what guesses tokens; None if nothing does. A step has no more rows with guesses than without."""
+    """Return what drafts tokens; None if nothing does. A step has no more rows with drafts than without."""
     speculation = config.speculation
     if speculation is None:
         return None

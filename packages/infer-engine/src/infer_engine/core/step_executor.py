@@ -145,7 +145,7 @@ class StepOutcome:
             for index in chosen.not_finite:
                 row = sampled[index]
                 if isinstance(row, DraftRow):
-                    row.reject()  # it may have followed a wrong guess
+                    row.reject()  # the draft before it may be wrong
                 else:
                     failed[row.request_id] = _NOT_FINITE
             failed |= {

@@ -22,9 +22,9 @@ class StepCounts(msgspec.Struct, kw_only=True):
         num_aborted: requests that were aborted, since the start.
         num_failed: requests that failed inside a step, since the start.
         num_failed_passes: passes that failed, in scheduling or computation, since the start.
-        num_drafts: how often tokens of a request were guessed, since the start.
-        num_draft_tokens: tokens that were guessed.
-        num_accepted_tokens: those of them that the model took.
+        num_drafts: how often tokens of a request were drafted, since the start.
+        num_draft_tokens: tokens that were drafted.
+        num_accepted_tokens: those of them that were accepted.
         num_step_tokens: tokens computed in the latest step.
         schedule_s: seconds of scheduling in the latest step.
         execute_s: seconds of forward passes in the latest step.

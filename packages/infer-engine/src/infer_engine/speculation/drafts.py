@@ -55,7 +55,7 @@ class DraftRow(Request):
         self.pending_row = -1
 
     def reject(self) -> None:
-        """Take this row for a wrong guess, whatever the request takes."""
+        """Reject the draft of this row, whatever the request takes."""
         self._is_rejected = True
 
     def take(self) -> Request | None:

@@ -1,4 +1,4 @@
-"""`NgramProposer`: guesses that a sequence goes on as it did where its last tokens came before (prompt lookup)."""
+"""`NgramProposer`: drafts by prompt lookup: a sequence goes on as it did where its last tokens came before."""
 
 from collections.abc import Sequence
 

@@ -19,7 +19,7 @@ _WEIGHT = 0.2
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens of one sequence."""
+    """Drafts the next tokens of one sequence."""
 
     def propose(self, token_ids: Sequence[int], limit: int, /) -> list[int]:
         """Return up to `limit` tokens that may follow."""

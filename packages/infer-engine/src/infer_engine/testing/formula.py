@@ -85,7 +85,7 @@ class FormulaEngine:
             clock: seconds, for the static scheduler and for statistics.
             max_items: a pass of more requests runs out of the device's memory.
             lag: draws how far the device runs behind the host; None: not at all.
-            make_proposer: makes what guesses the tokens of a request; None: nothing does.
+            make_proposer: makes what drafts the tokens of a request; None: nothing does.
             config: fields of `EngineConfig`; without any: continuous, paged, no prefix caching.
         """
         self.config = EngineConfig(**{**_DEFAULTS, **config})
@@ -215,10 +215,10 @@ class FormulaEngine:
 
 
 class FormulaProposer:
-    """Guesses the tokens of `FormulaRunner`, of which a share is right."""
+    """Drafts the tokens of `FormulaRunner`, of which a share is right."""
 
     def __init__(self, share: float, draw: Random) -> None:
-        """Guess right with a probability of `share`."""
+        """Draft right with a probability of `share`."""
         self._share = share
         self._draw = draw
 

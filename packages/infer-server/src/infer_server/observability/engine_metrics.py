@@ -48,10 +48,10 @@ _COUNTERS = (
     _StatsMetric("num_failed_requests", "Requests that failed inside a step.", lambda s: s.num_failed),
     _StatsMetric("num_failed_passes", "Forward passes in which something failed.", lambda s: s.num_failed_passes),
     _StatsMetric("num_evictions", "Cached KV blocks reused for lack of memory.", lambda s: s.num_evictions),
-    _StatsMetric("spec_decode_num_drafts", "Times that tokens of a request were guessed.", lambda s: s.num_drafts),
-    _StatsMetric("spec_decode_num_draft_tokens", "Tokens that were guessed.", lambda s: s.num_draft_tokens),
+    _StatsMetric("spec_decode_num_drafts", "Times that tokens of a request were drafted.", lambda s: s.num_drafts),
+    _StatsMetric("spec_decode_num_draft_tokens", "Tokens that were drafted.", lambda s: s.num_draft_tokens),
     _StatsMetric(
-        "spec_decode_num_accepted_tokens", "Guessed tokens that the model took.", lambda s: s.num_accepted_tokens
+        "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", lambda s: s.num_accepted_tokens
     ),
 )
 

@@ -41,8 +41,8 @@ class SchedulerOptions(OptionGroup):
             48 on a CPU, 96 if it computes in bf16 with AMX, 480 on a GPU, or up to 2272 of small models.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
             one pass a step. Left out: on with a GPU if the other values allow it.
-        speculative_config: Guess tokens ahead, and check them in one step: JSON as vLLM's, such as
-            `{"method": "ngram", "num_speculative_tokens": 4}`. No token changes. Left out: no guesses.
+        speculative_config: Speculative decoding: tokens are drafted, and verified in one step. JSON as vLLM's, such as
+            `{"method": "ngram", "num_speculative_tokens": 4}`. No token changes. Left out: no drafts.
     """
 
     max_batch_size: int | None = None
@@ -102,7 +102,7 @@ class SchedulerOptions(OptionGroup):
             raise self.conflict(
                 "speculative_config",
                 "use_async_scheduling",
-                why="and guesses go on from tokens that are known",
+                why="and drafts go on from tokens that are known",
                 fix="leave one of them out",
             )
 
@@ -118,7 +118,7 @@ class SchedulerOptions(OptionGroup):
 
     @property
     def speculation(self) -> Speculation | None:
-        """How tokens are guessed ahead; None: none are."""
+        """How tokens are drafted; None: none are."""
         return None if self.speculative_config is None else parse_speculation("", self.speculative_config)
 
     @property

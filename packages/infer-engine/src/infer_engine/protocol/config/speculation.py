@@ -1,4 +1,4 @@
-"""`Speculation`: which tokens are guessed ahead, read from JSON as vLLM's `--speculative-config` has it."""
+"""`Speculation`: how tokens are drafted, read from JSON as vLLM's `--speculative-config` has it."""
 
 import json
 from collections.abc import Mapping
