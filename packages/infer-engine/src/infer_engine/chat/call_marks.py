@@ -133,7 +133,7 @@ class CallMarks:
         return _NO_HEAD if begun == NO else Head(MORE if begun == MORE else end, name, mark_end)
 
     def _id_end(self, text: str, position: int) -> int:
-        """Return where the id of a call ends that may be at `position`; `MORE` or `NO`."""
+        """Return where the id of a call ends, if there is one at `position`; `MORE` if it may go on."""
         mark = self.format.id_mark
         start = match(text, position, [mark]) if mark else NO
         if start == NO:
