@@ -5,7 +5,6 @@ Requests of one token come over connections that are kept alive, as clients keep
 
 import asyncio
 import json
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -48,14 +47,9 @@ def cost_table(found: Sequence[Rounds], names: Sequence[str]) -> tuple[list[str]
     rows = []
     for name, scale in (("cpu_s_per_token", 1e6), ("cpu_s_per_request", 1e6), ("requests_per_s", 1.0)):
         medians = [statistics.median(row[name] for row in rounds) * scale for rounds in found]
-        # In a short round the system's clock of CPU time, which ticks 100 times a second, may not have moved.
-        ratios = [a[name] / b[name] if b[name] else math.inf for a, b in zip(found[0], found[-1], strict=True)]
+        ratio = statistics.median(a[name] / b[name] for a, b in zip(found[0], found[-1], strict=True))
         rows.append(
-            [
-                name.replace("_s_", "_us_" if scale > 1 else "_s_"),
-                *map("{:.1f}".format, medians),
-                f"{statistics.median(ratios):.3f}",
-            ]
+            [name.replace("_s_", "_us_" if scale > 1 else "_s_"), *map("{:.1f}".format, medians), f"{ratio:.3f}"]
         )
     return ["", *names, "ratio"], rows
 
