@@ -33,7 +33,7 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests": 15,
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
-    "tests": 33,
+    "tests": 34,
     "tests/field": 26,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
@@ -45,15 +45,15 @@ CEILINGS: dict[str, int] = {
     "packages/infer-models/tests": 8_900,
     "packages/infer-cache/src": 2_360,
     "packages/infer-cache/tests": 2_940,
-    "packages/infer-engine/src": 25_600,
-    "packages/infer-engine/tests": 19_900,
+    "packages/infer-engine/src": 26_400,
+    "packages/infer-engine/tests": 20_600,
     "packages/infer-server/src": 13_100,
     "packages/infer-server/tests": 9_500,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_600,
     "benchmarks/tests": 3_400,
-    "tests": 11_400,
+    "tests": 11_600,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

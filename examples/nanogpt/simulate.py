@@ -151,7 +151,12 @@ def main() -> None:
 def simulate(folder: Path, arrivals: Sequence[Arrival] = ARRIVALS, *, seed: int = 0) -> Simulation:
     """Run `arrivals` through an engine over the checkpoint in `folder`, from the first step to the last."""
     notes = PassNotes()
-    config = EngineConfig(model=str(folder), scheduler_policy="prefill_first", max_batch_size=4)
+    config = EngineConfig(
+        model=str(folder),
+        scheduler_policy="prefill_first",
+        max_batch_size=4,
+        speculative_config="none",  # a step is one token of each request
+    )
     parts = build_core(config, wrap_parts=notes.wrap_parts)
     submitted = {
         arrival.name: Submit(

@@ -1,10 +1,17 @@
 """Model shapes at real sizes, as fields of `config.json`. Weights come with `load_format="dummy"` or `checkpoints`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 Shape = dict[str, Any]
+
+NO_DRAFTS: Mapping[str, Any] = MappingProxyType({"speculative_config": "none"})
+"""Fields of `EngineConfig` for random weights: their answers repeat themselves, which drafts would make faster."""
+NO_DRAFTS_FLAGS = ("--speculative-config", "none")
+"""The same for `infer-server`, and for what is compared with servers that draft nothing."""
 
 _LLAMA: Shape = {
     "model_type": "llama",

@@ -187,10 +187,13 @@ def test_a_ratio_is_of_medians_and_above_one_in_favour_of_the_first() -> None:
 
 def test_only_quantized_sides_get_the_flags_that_quantize() -> None:
     args = read_quantized_arguments(["--model", "m", "--serve", "--max-batch-size", "4"])
-    assert flags_of("none", args) == ["--max-batch-size", "4"]
-    assert flags_of("int8", args) == ["--quantization", "int8", "--max-batch-size", "4"]
+    drafts = ["--speculative-config", "none"]  # as the peers' servers
+    assert flags_of("none", args) == [*drafts, "--max-batch-size", "4"]
+    assert flags_of("int8", args) == [*drafts, "--quantization", "int8", "--max-batch-size", "4"]
     args = read_quantized_arguments(["--model", "m", "--scheme-flags", "--weights {scheme} --x"])
-    assert flags_of("int4", args) == ["--weights", "int4", "--x"]
+    assert flags_of("int4", args) == [*drafts, "--weights", "int4", "--x"]
+    args = read_quantized_arguments(["--model", "m", "--serve", "--speculative-config", "{}"])
+    assert flags_of("none", args) == ["--speculative-config", "{}"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
-from infer_bench.shapes import SHAPES, write_config
+from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine import LLM, SamplingParams
 
 LEAST_RATIO = 1.0
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_config(args.shape, Path(folder)))
         options: dict[str, Any] = {"max_batch_size": args.requests, "use_prefix_caching": False, "device": args.device}
-        llm = LLM(model, load_format="dummy", **options)
+        llm = LLM(model, load_format="dummy", **options, **NO_DRAFTS)
     llm.generate(prompts[:2], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
 
     together: list[float] = []

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from infer_bench.results import ROOT, argument_parser, current_commit, save, table
-from infer_bench.shapes import QWEN3_06B, Shape, write_config
+from infer_bench.shapes import NO_DRAFTS, QWEN3_06B, Shape, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import Abort, Submit
@@ -280,6 +280,7 @@ def build(folder: Path, plan: Plan) -> EngineCore:
         load_format="dummy",
         device="cpu",
         use_cpu_graphs=False,
+        **NO_DRAFTS,
         max_seq_len=max_seq_len,
         max_batch_size=max(plan.batches),
         max_num_batched_tokens=MAX_STEP_TOKENS,

@@ -1,97 +1,194 @@
 """What speculative decoding gains: the same requests with drafts and without, in turns, by one process.
 
-    copied      a list that the prompt holds is written again
+    copied      a list that the prompt holds twice is written again
+    replayed    a session of an agent with a tool, turn by turn, which was answered before
+    predicted   a text that the request predicts, as OpenAI's `prediction`
+    json        records by a schema whose keys are long
     free        a story, which repeats little
     together    16 stories at once, whose steps get no drafts
 
-The medians of tokens a second are compared. Tokens must be the same; of text that repeats little and of many streams
-the loss is at most two hundredths; else the exit code is 1.
+Each round has a salt of its own, so that nothing but `replayed` finds an earlier answer. The medians of tokens a second
+are compared. Tokens must be the same; where drafts gain nothing the loss is at most two hundredths; else the exit code
+is 1.
 
     uv run infer-bench speculation
-    uv run infer-bench speculation --model SmolLM2-135M-Instruct --num-tokens 8
+    uv run infer-bench speculation --model SmolLM2-135M-Instruct --num-tokens 8 --temperature 0.7
 """
 
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_engine import LLM, SamplingParams
+from infer_engine.protocol import StructuredOutputs, Tool
 
 LEAST = 0.98
 """Least ratio where drafts are rejected, or none are made."""
 
+Message = dict[str, Any]
+Answers = list[tuple[int, ...]]
+Run = Callable[[LLM, SamplingParams, str], Answers]
+"""Answers a workload under a salt; returns the tokens of each answer."""
 
-def workloads() -> dict[str, list[list[dict[str, Any]]]]:
-    """Return the conversations of each workload."""
-    things = "\n".join(f"{i}. Item number {i} costs {7 * i} euros and is on shelf {i % 5}." for i in range(1, 25))
-    stories = [f"Write a story about the number {number} and a {thing}." for number in range(4) for thing in
-               ("fox", "ship", "clock", "garden")]  # fmt: skip
-    return {
-        "copied": [[{"role": "user", "content": f"Repeat this list exactly, to its end:\n{things}"}]],
-        "free": [[{"role": "user", "content": stories[0]}]],
-        "together": [[{"role": "user", "content": story}] for story in stories],
-    }
+_THINGS = "\n".join(f"{i}. Item number {i} costs {7 * i} euros and is on shelf {i % 5}." for i in range(1, 15))
+_LIST_AGAIN = f"{_THINGS}\n\nThe same list again:\n{_THINGS}\n\nThe same list again:\n1. Item"
+_STORIES: list[list[Message]] = [
+    [{"role": "user", "content": f"Write a story about the number {number} and a {thing}."}]
+    for number in range(4)
+    for thing in ("fox", "ship", "clock", "garden")
+]
+_TASKS = ("List the files.", "Open the second one.", "What does it say about costs?", "Write a summary of it.")
+_TOOL = Tool(
+    name="open_file",
+    description="Open a file by its name.",
+    parameters={"type": "object", "properties": {"file_name": {"type": "string"}}, "required": ["file_name"]},
+)
+_RECORD = {
+    "type": "object",
+    "properties": {
+        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 9_999},
+        "preferred_delivery_address": {"type": "string", "maxLength": 24},
+        "subscription_renewal_is_automatic": {"type": "boolean"},
+        "last_successful_payment_amount": {"type": "integer", "minimum": 0, "maximum": 9_999},
+    },
+    "required": [
+        *("customer_identification_number", "preferred_delivery_address"),
+        *("subscription_renewal_is_automatic", "last_successful_payment_amount"),
+    ],
+    "additionalProperties": False,
+}
+_SCHEMA = json.dumps({"type": "array", "items": _RECORD, "minItems": 3, "maxItems": 5})
+_ASK_FOR_RECORDS: list[Message] = [{"role": "user", "content": "Invent three customers, as JSON records."}]
 
 
-def measure(
-    llm: LLM, conversations: list[list[dict[str, Any]]], params: SamplingParams
-) -> tuple[float, list[tuple[int, ...]]]:
-    """Return tokens a second, and the tokens of each answer."""
-    started = time.perf_counter()
-    completions = llm.chat(conversations, params, use_tqdm=False)
-    seconds = time.perf_counter() - started
-    answers = [tuple(each.token_ids) for each in completions]
-    return sum(map(len, answers)) / seconds, answers
+def chat(conversations: Sequence[list[Message]], **more: Any) -> Run:
+    """Return what answers conversations at once."""
+
+    def run(llm: LLM, params: SamplingParams, salt: str) -> Answers:
+        done = llm.chat(conversations, params, cache_salt=salt, use_tqdm=False, **more)
+        return [tuple(each.token_ids) for each in done]
+
+    return run
+
+
+def copy(llm: LLM, params: SamplingParams, salt: str) -> Answers:
+    """Go on with a text that is a copy of what came before."""
+    return [tuple(each.token_ids) for each in llm.generate(_LIST_AGAIN, params, cache_salt=salt, use_tqdm=False)]
+
+
+def replay(llm: LLM, params: SamplingParams, _: str) -> Answers:
+    """Answer a session turn by turn, always under the same salt."""
+    messages: list[Message] = []
+    answers = []
+    for task in _TASKS:
+        messages.append({"role": "user", "content": task})
+        [done] = llm.chat(messages, params, tools=[_TOOL], cache_salt="session", use_tqdm=False)
+        messages.append({"role": "assistant", "content": done.text})
+        answers.append(tuple(done.token_ids))
+    return answers
+
+
+def predicted(llm: LLM, params: SamplingParams, salt: str) -> Answers:
+    """Answer what is predicted: the whole answer, which is known once it was given."""
+    key = params.temperature
+    [done] = llm.chat(_STORIES[1], params, prediction=_PREDICTIONS.get(key), cache_salt=salt, use_tqdm=False)
+    _PREDICTIONS[key] = done.text
+    return [tuple(done.token_ids)]
+
+
+_PREDICTIONS: dict[float, str] = {}
+
+
+def write_json(llm: LLM, params: SamplingParams, salt: str) -> Answers:
+    """Write records by a schema."""
+    held = SamplingParams(
+        temperature=params.temperature,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        structured_outputs=StructuredOutputs(json=_SCHEMA),
+    )
+    return chat([_ASK_FOR_RECORDS])(llm, held, salt)
+
+
+WORKLOADS: Mapping[str, Run] = {
+    "copied": copy,
+    "replayed": replay,
+    "predicted": predicted,
+    "json": write_json,
+    "free": chat(_STORIES[:1]),
+    "together": chat(_STORIES),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 if a limit is broken."""
     parser = argument_parser(__doc__, quick="one round of 40 tokens")
     parser.add_argument("--model", default=None, help="left out: the default model")
-    parser.add_argument("--num-tokens", type=int, default=4, help="most draft tokens of a request in a step")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--method", default="suffix", choices=("suffix", "ngram"))
+    parser.add_argument("--num-tokens", type=int, default=None, help="most draft tokens of a request in a step")
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     args = parser.parse_args(arguments)
     max_tokens, repeats = (40, 1) if args.quick else (args.max_tokens, args.repeats)
 
-    options: dict[str, Any] = {"model": args.model, "max_seq_len": 1_024, "kv_cache_memory": "512MiB"}
-    config = json.dumps({"method": "ngram", "num_speculative_tokens": args.num_tokens})
-    engines = {"without": LLM(**options), "with": LLM(**options, speculative_config=config)}
+    options: dict[str, Any] = {
+        "model": args.model,
+        "load_format": args.load_format,
+        "kv_cache_memory": "512MiB",
+    }
+    config = {"method": args.method}
+    config |= {} if args.num_tokens is None else {"num_speculative_tokens": args.num_tokens}
+    engines = {
+        "without": LLM(**options, speculative_config="none"),
+        "with": LLM(**options, speculative_config=json.dumps(config)),
+    }
     params = SamplingParams(temperature=args.temperature, seed=1, max_tokens=max_tokens, ignore_eos=True)
-    rates: dict[str, dict[str, list[float]]] = {}
     rows, num_different = [], 0
     results: dict[str, dict[str, Any]] = {}
-    for name, conversations in workloads().items():
-        rates[name] = {kind: [] for kind in engines}
+    for name in args.workloads:
+        rates: dict[str, list[float]] = {kind: [] for kind in engines}
         before = engines["with"].stats
         for number in range(repeats + 1):  # the first round warms up
+            before = engines["with"].stats if number == 1 else before
             answers = {}
             for kind, llm in engines.items():
-                rate, answers[kind] = measure(llm, conversations, params)
-                rates[name][kind] += [rate] if number or repeats == 1 else []
+                started = time.perf_counter()
+                answers[kind] = WORKLOADS[name](llm, params, f"{name} {number}")
+                seconds = time.perf_counter() - started
+                rates[kind] += [sum(map(len, answers[kind])) / seconds] if number else []
             num_different += answers["with"] != answers["without"]
         after = engines["with"].stats
-        medians = {kind: statistics.median(each) for kind, each in rates[name].items()}
-        ratio = medians["with"] / medians["without"]
+        medians = {kind: statistics.median(each) for kind, each in rates.items()}
         num_drafts = after.num_draft_tokens - before.num_draft_tokens
-        share = (after.num_accepted_tokens - before.num_accepted_tokens) / num_drafts if num_drafts else 0.0
-        results[name] = {"rates": rates[name], "ratio": ratio, "num_draft_tokens": num_drafts, "accepted": share}
+        num_accepted = after.num_accepted_tokens - before.num_accepted_tokens
+        results[name] = {
+            "rates": rates,
+            "ratio": medians["with"] / medians["without"],
+            "num_draft_tokens": num_drafts,
+            "accepted": num_accepted / max(1, num_drafts),
+        }
         rows.append(
-            [name, *(f"{medians[kind]:.1f}" for kind in engines), f"{ratio:.2f}", f"{num_drafts}", f"{share:.2f}"]
+            [
+                *(name, *(f"{medians[kind]:.1f}" for kind in engines), f"{results[name]['ratio']:.2f}"),
+                *(f"{num_drafts}", f"{results[name]['accepted']:.2f}"),
+            ]
         )
     head = ["tokens/s", *engines, "ratio", "drafted", "accepted"]
     print(f"\n{table(head, rows)}")
     if not args.quick:
-        save("speculation", {"model": engines["with"].info.model, "num_tokens": args.num_tokens, **results}, args.out)
+        save("speculation", {"model": engines["with"].info.model, "config": config, **results}, args.out)
     limits = [Limit(what="rounds whose tokens differ", value=num_different, most=0)]
     if not args.quick:
         limits += [
             Limit(what=f"loss of {name}, hundredths", value=100 * (1 - results[name]["ratio"]), most=100 * (1 - LEAST))
             for name in ("free", "together")
+            if name in results
         ]
     return judge(limits)

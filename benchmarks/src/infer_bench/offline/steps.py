@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 from infer_bench.limits import Limit, judge
 from infer_bench.offline.floors import PLAIN, Floors, quantization_option
 from infer_bench.results import argument_parser, medians, save, table
-from infer_bench.shapes import SHAPES, write_config
+from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
@@ -62,6 +62,7 @@ class SteppedEngine:
             load_format="dummy",
             device=device,
             max_batch_size=max_batch_size,
+            **NO_DRAFTS,
             **options,
             **quantization_option(quantization),
         )

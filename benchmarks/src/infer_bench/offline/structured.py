@@ -17,6 +17,7 @@ from typing import Any
 
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.results import argument_parser, save, table
+from infer_bench.shapes import NO_DRAFTS
 from infer_engine import LLM, SamplingParams, StructuredOutputs
 
 PROMPT_TOKENS = 64
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds, num_tokens = (1, 8) if args.quick else (args.rounds, args.tokens)
     with tempfile.TemporaryDirectory() as made:
         model = args.model or write_checkpoint("llama-30m", Path(made))
-        llm = LLM(str(model), max_batch_size=args.rows, max_seq_len=2048, use_prefix_caching=False)
+        llm = LLM(str(model), max_batch_size=args.rows, max_seq_len=2048, use_prefix_caching=False, **NO_DRAFTS)
     found = measure(llm, num_rows=args.rows, num_tokens=num_tokens, rounds=rounds)
     print(f"\n{table(*ratio_table(found, num_rows=args.rows))}")
     if not args.quick:

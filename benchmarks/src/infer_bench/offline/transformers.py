@@ -22,7 +22,7 @@ from infer_bench.agreement import TOLERANCES, JudgedAnswer, compare_tokens
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.client.workloads import make_workload
 from infer_bench.results import argument_parser, save, table
-from infer_bench.shapes import SHAPES
+from infer_bench.shapes import NO_DRAFTS, SHAPES
 from infer_engine import LLM, SamplingParams
 
 Prompts = list[list[int]]
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds, scale, num_new = (1, args.scale / 4, 8) if args.quick else (args.rounds, args.scale, 32)
     with tempfile.TemporaryDirectory() as made:
         folder = write_checkpoint(args.shape, Path(made))
-        llm = LLM(str(folder), device="cpu", max_batch_size=16, use_prefix_caching=False)
+        llm = LLM(str(folder), device="cpu", max_batch_size=16, use_prefix_caching=False, **NO_DRAFTS)
         peer = Transformers(folder, num_new=num_new)
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_new)
 

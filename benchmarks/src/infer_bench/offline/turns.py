@@ -24,7 +24,7 @@ from typing import Any
 from infer_bench.checkpoints import write_tokenizer
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
-from infer_bench.shapes import SHAPES, write_config
+from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine import LLM, SamplingParams
 
 BEGINS_MESSAGE = 2
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         write_config(args.shape, Path(folder))
         write_tokenizer(Path(folder), vocab_size=vocab_size, max_length=options["max_seq_len"])
-        llm = LLM(folder, load_format="dummy", **options)
+        llm = LLM(folder, load_format="dummy", **options, **NO_DRAFTS)
     block_size = llm.info.block_size
     runs = [measure(llm, num_tokens=num_tokens, vocab_size=vocab_size, seed=seed) for seed in range(repeats)]
 

@@ -17,7 +17,7 @@ import torch
 from infer_bench.client.summary import percentile
 from infer_bench.client.workloads import Workload, make_workload
 from infer_bench.results import argument_parser, medians, save, table
-from infer_bench.shapes import SHAPES, write_config
+from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import StepResult, Submit
@@ -62,7 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build(cap: int) -> EngineCore:
     """Return a core with random weights that computes `cap` prompt tokens beside decodes."""
-    config = {"load_format": "dummy", "device": "cpu", "use_prefix_caching": False, "kv_cache_memory": "512MiB"}
+    config = {
+        "load_format": "dummy",
+        "device": "cpu",
+        "use_prefix_caching": False,
+        "kv_cache_memory": "512MiB",
+        **NO_DRAFTS,
+    }
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_config(SHAPES[SHAPE], Path(folder)))
         sizes = {"max_seq_len": 2048, "prefill_chunk_size": 256, "max_prefill_tokens_beside_decodes": cap}

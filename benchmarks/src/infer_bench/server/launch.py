@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from infer_bench.shapes import write_config
+from infer_bench.shapes import NO_DRAFTS_FLAGS, write_config
 from infer_models.hub import DEMO_MODEL_NAME
 
 _LISTENS = re.compile(r"listens on (\S+)")
@@ -48,7 +48,8 @@ def serving(
         RuntimeError: it ended before it listened; its standard error says why.
     """
     with tempfile.TemporaryDirectory() as folder:
-        dummy = ["--model", str(write_config(shape, Path(folder))), "--load-format", "dummy"] if shape else []
+        drafts = () if "--speculative-config" in flags else NO_DRAFTS_FLAGS
+        dummy = ["--model", str(write_config(shape, Path(folder))), "--load-format", "dummy", *drafts] if shape else []
         named = ["--served-model-name", shape] if shape else []
         demo = [] if shape or "--model" in flags else ["--model", DEMO_MODEL_NAME]
         all_flags = (*dummy, *demo, *named, *flags)

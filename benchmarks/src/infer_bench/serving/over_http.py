@@ -26,10 +26,10 @@ from infer_bench.client.workloads import Workload, make_workload
 from infer_bench.results import argument_parser, save, table
 from infer_bench.server.launch import serving
 from infer_bench.serving.ablation_plan import flags, metric_words
-from infer_bench.shapes import SHAPES, write_config
+from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine import LLM, SamplingParams
 
-OPTIONS: dict[str, Any] = {"max_seq_len": 1024, "kv_cache_memory": "512MiB", "seed": 0}
+OPTIONS: dict[str, Any] = {"max_seq_len": 1024, "kv_cache_memory": "512MiB", "seed": 0, **NO_DRAFTS}
 
 Rounds = list[dict[str, float]]
 

@@ -49,6 +49,7 @@ from infer_bench.processes import ended_with_all
 from infer_bench.results import argument_parser, medians, save, table
 from infer_bench.server.metrics import describe, served_model
 from infer_bench.server.processes import processes_behind, resident_memory
+from infer_bench.shapes import NO_DRAFTS_FLAGS
 from infer_models.hub import resolve_checkpoint
 
 OURS, PLAIN = "infer", "none"
@@ -231,7 +232,8 @@ def own_command(folder: Path, scheme: str, args: argparse.Namespace) -> Command:
     """Return how our server is started with `scheme`."""
     flags = [] if scheme == PLAIN else shlex.split(args.scheme_flags.replace("{scheme}", scheme))
     server = [sys.executable, "-m", "infer_server", "--model", str(folder), "--device", args.device]
-    return [*server, "--no-access-log", "--port", "{port}", *flags, *args.serve]
+    drafts = [] if "--speculative-config" in args.serve else NO_DRAFTS_FLAGS
+    return [*server, "--no-access-log", "--port", "{port}", *drafts, *flags, *args.serve]
 
 
 def pairs(schemes: Sequence[str], peers: Mapping[str, Mapping[str, Command]]) -> list[tuple[str, str]]:

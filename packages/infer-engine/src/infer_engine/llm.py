@@ -81,6 +81,7 @@ class LLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        prediction: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Complete all prompts in batches, and return the completions in the order of the prompts.
@@ -93,6 +94,7 @@ class LLM:
             params: one for all prompts, or one per prompt, taken as they are; None takes `default_params`.
             priority: with the `priority` policy lower numbers come first.
             cache_salt: prompts share cached prefixes only with those of the same salt.
+            prediction: a text of which much is expected to be in the completions; see `GenerateRequest`.
             use_tqdm: show a progress bar on standard error.
 
         Raises:
@@ -112,6 +114,7 @@ class LLM:
                 clip_max_tokens=self._clips(params),
                 priority=priority,
                 cache_salt=cache_salt,
+                prediction=prediction,
             )
             for p, s in zip(prompt_list, per_prompt, strict=True)
         ]
@@ -127,6 +130,7 @@ class LLM:
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         priority: int = 0,
         cache_salt: str | None = None,
+        prediction: str | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Answer one conversation or several.
@@ -141,6 +145,7 @@ class LLM:
             template_kwargs: further variables of the chat template, such as `enable_thinking`.
             priority: as in `generate`.
             cache_salt: as in `generate`.
+            prediction: as in `generate`.
             use_tqdm: as in `generate`.
 
         Raises:
@@ -164,6 +169,7 @@ class LLM:
                 clip_max_tokens=clips,
                 priority=priority,
                 cache_salt=cache_salt,
+                prediction=prediction,
             )
             for conversation in conversations
         ]

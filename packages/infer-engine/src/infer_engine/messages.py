@@ -6,6 +6,7 @@ The same messages serve a core in this thread, in another thread or in another p
 import msgspec
 
 from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
+from infer_engine.protocol.stats import NO_DRAFTS, DraftCounts
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
 
@@ -75,6 +76,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         thinking_limit: when the thinking of its answer must end; None: when the model ends it.
         message_starts: positions of the prompt at which messages of a conversation may begin, ascending: a later prompt
             may differ from there on.
+        predicted_token_ids: tokens that may follow the prompt.
         generated_token_ids: tokens that another core has generated for it. This core computes them again, as after a
             preemption, and goes on behind them; `max_tokens` counts them.
     """
@@ -92,6 +94,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_heads: CallHeads | None = None
     thinking_limit: ThinkingLimit | None = None
     message_starts: list[int] = []
+    predicted_token_ids: list[int] = []
     generated_token_ids: list[int] = []
 
 
@@ -140,6 +143,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_prompt_tokens: tokens of the prompt.
         num_completion_tokens: tokens generated so far.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+        drafts: its drafts so far.
     """
 
     request_id: str
@@ -151,6 +155,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int = 0
+    drafts: DraftCounts = NO_DRAFTS
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from infer_cache.block_hashes import BlockHashes
 from infer_engine.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
+from infer_engine.protocol.stats import NO_DRAFTS
 
 if TYPE_CHECKING:
     from infer_engine.chat.call_constraint import CallConstraint
@@ -48,6 +49,8 @@ class Request:
         seed: seed of the random draws.
         banned_sequences: sequences of tokens that it must not generate.
         constraint: which tokens may come next; None: all.
+        cache_salt: the salt of what it shares with others.
+        predicted_token_ids: tokens that may follow its prompt.
         message_starts: positions at which messages of its prompt may begin, ascending.
         block_hashes: hashes of its full blocks; None if it shares no blocks.
         state: its state; the scheduler moves it between WAITING, PREFILL and DECODE.
@@ -65,15 +68,21 @@ class Request:
         last_step: the latest step that computed it.
         has_ended: whether it finished, failed or was aborted.
         has_failed_scheduling: whether scheduling it has raised an exception. The second time it fails.
+        draft_counts: its drafts so far.
+        drafts: tokens at the end of `token_ids` that it may or may not take; only a `DraftRow` has some.
     """
+
+    drafts: Sequence[int] = ()
 
     __slots__ = (
         "arrival",
         "arrival_step",
         "banned_sequences",
         "block_hashes",
+        "cache_salt",
         "capacity",
         "constraint",
+        "draft_counts",
         "has_ended",
         "has_failed_scheduling",
         "last_step",
@@ -86,6 +95,7 @@ class Request:
         "num_prompt_tokens",
         "num_reused_tokens",
         "pending_row",
+        "predicted_token_ids",
         "priority",
         "prompt_logprobs",
         "request_id",
@@ -119,6 +129,8 @@ class Request:
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
         self.seed = submission.seed
         self.banned_sequences = submission.banned_sequences
+        self.cache_salt = submission.cache_salt
+        self.predicted_token_ids = submission.predicted_token_ids
         self.message_starts = submission.message_starts
         self.block_hashes = block_hashes
         self.constraint = constraint
@@ -132,6 +144,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt_logprobs else None
         self.row = -1
         self.pending_row = -1
+        self.draft_counts = NO_DRAFTS
         self.last_step = -1
         self.has_ended = False
         self.has_failed_scheduling = False
@@ -206,6 +219,10 @@ class Request:
         self.num_reused_tokens = 0
         self.capacity = 0
         self.row = -1
+
+    def verified(self) -> "Request | None":
+        """Return the request whose next token is the one chosen for this row of a step; None: no request's."""
+        return self
 
     def append_token(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token; return the finish reason if it ends the request, else None."""

@@ -15,6 +15,7 @@ from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
 from infer_engine.chat.output_grammar import answer_grammar
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ChatPrompt, ContentDelta, StructuredOutputs, Tool, ToolCallDelta
+from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_models.text import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
 from infer_models.text.testing import split_byte_level
@@ -99,7 +100,7 @@ def allows(
     assert grammar is not None
     constraint = COMPILERS[vocabulary].constraint(grammar)
     for token_id in TOKENIZERS[vocabulary].encode(text, add_special_tokens=False):
-        if constraint.is_over or not constraint.mask()[token_id // 32] >> (token_id % 32) & 1:
+        if constraint.is_over or not holds(constraint.mask(), token_id):
             return "no"
         constraint.consume(token_id)
     return "whole" if constraint.is_over or constraint.may_end else "part"
@@ -263,7 +264,7 @@ def test_whatever_the_grammar_allows_is_read_as_calls_that_validate(
     token_ids: list[int] = []
     while not constraint.is_over and len(token_ids) < 400:
         mask = constraint.mask()
-        allowed = [i for i in range(tokenizer.vocab_size) if mask[i // 32] >> (i % 32) & 1]
+        allowed = [i for i in range(tokenizer.vocab_size) if holds(mask, i)]
         token_ids.append(draw.choice(allowed))
         constraint.consume(token_ids[-1])
     text = b"".join(tokenizer.token_bytes(i) for i in token_ids if tokenizer.id_to_token(i) != "<|im_end|>").decode(

@@ -13,6 +13,7 @@ from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.call_constraint import CallConstraint
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
+from infer_engine.structured.bitmasks import holds
 from infer_engine.testing import call_constraints
 from infer_engine.testing.call_constraints import END, TOKENIZER, tokens
 from infer_models.text import TOOL_CALL_FORMATS, ReasoningState, ToolCallFormat
@@ -135,6 +136,16 @@ LEAVES: list[dict[str, Any]] = [
 SCHEMAS = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(LEAVES), min_size=1, max_size=6)
 
 
+def check_forced(reader: CallConstraint) -> None:
+    """Check that a text which is said to be the only one is, whatever tokens spell it."""
+    forced = b"".join(TOKENIZER.token_bytes(i) for i in reader.forced())
+    if len(reader.forced()) > 1:
+        mask = reader.fork()._arguments.mask_of_grammar()  # type: ignore[union-attr]  # noqa: SLF001 - which hides it
+        allowed = [TOKENIZER.token_bytes(i) for i in range(TOKENIZER.vocab_size) if holds(mask, i)]
+        assert TOKENIZER.token_bytes(reader.forced()[0]) in allowed
+        assert all(forced.startswith(each) or each.startswith(forced) for each in allowed)
+
+
 @pytest.mark.covers("structured-tools-agents/auto-is-free")
 @given(
     properties=SCHEMAS,
@@ -152,7 +163,8 @@ def test_whatever_is_drawn_behind_a_head_is_a_call_that_validates(
     for token_id in written:
         reader.consume(token_id)
     while (mask := reader.mask()) is not None and len(written) < 600:
-        written.append(draw.choice([i for i in range(TOKENIZER.vocab_size) if mask[i // 32] >> (i % 32) & 1]))
+        check_forced(reader)
+        written.append(draw.choice([i for i in range(TOKENIZER.vocab_size) if holds(mask, i)]))
         reader.consume(written[-1])
     assert END not in written
     text = b"".join(TOKENIZER.token_bytes(i) for i in written).decode(errors="replace")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from infer_engine.chat.arguments.parameter_types import ParameterTypes, type_of
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
+from infer_engine.structured.bitmasks import holds
 from infer_engine.testing.call_constraints import constraint, masked, tokens
 from infer_models.text import TOOL_CALL_FORMATS, ToolCallFormat
 
@@ -331,8 +332,8 @@ def test_a_strict_tool_cannot_end_within_the_token_that_ends_its_head() -> None:
         reader.consume(token_id)
     mask, [wrong], [right] = reader.mask(), tokens("></"), tokens(">")
     assert mask is not None
-    assert not mask[wrong // 32] >> (wrong % 32) & 1
-    assert mask[right // 32] >> (right % 32) & 1
+    assert not holds(mask, wrong)
+    assert holds(mask, right)
 
 
 @pytest.mark.parametrize(

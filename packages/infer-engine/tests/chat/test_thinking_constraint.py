@@ -4,6 +4,7 @@ import pytest
 
 from infer_engine.chat.thinking_constraint import ThinkingConstraint
 from infer_engine.messages import ThinkingLimit
+from infer_engine.structured.bitmasks import holds
 from infer_engine.testing.call_constraints import COMPILER, TOKENIZER, tokens
 from infer_models.text import REASONING_FORMATS, ReasoningState
 
@@ -28,7 +29,7 @@ def forced(reader: ThinkingConstraint) -> list[int]:
     """Go on with the tokens that are the only ones allowed, and return them."""
     found: list[int] = []
     while (mask := reader.mask()) is not None:
-        [allowed] = [token for token in range(len(mask) * 32) if mask[token // 32] >> (token % 32) & 1]
+        [allowed] = [token for token in range(len(mask) * 32) if holds(mask, token)]
         found.append(allowed)
         reader.consume(allowed)
     return found
@@ -96,7 +97,7 @@ def test_thinking_that_was_ended_does_not_begin_again() -> None:
     for token_id in tokens("\n\n"):
         mask = reader.mask()
         assert mask is not None
-        assert [token for token in range(TOKENIZER.vocab_size) if not mask[token // 32] >> (token % 32) & 1] == [begin]
+        assert [token for token in range(TOKENIZER.vocab_size) if not holds(mask, token)] == [begin]
         reader.consume(token_id)
     reader.consume(tokens("Y")[0])
     assert reader.mask() is None
@@ -124,12 +125,12 @@ def test_in_channels_no_other_thinking_may_follow_a_forced_end_and_a_call_may() 
     for token_id in end:
         mask = reader.mask()
         assert mask is not None
-        assert mask[token_id // 32] >> (token_id % 32) & 1
+        assert holds(mask, token_id)
         assert sum(int(word).bit_count() for word in mask.view("uint32")) == 1
         reader.consume(token_id)
     mask = reader.mask()
     assert mask is not None
-    assert [token for token in range(TOKENIZER.vocab_size) if not mask[token // 32] >> (token % 32) & 1] == [analysis]
+    assert [token for token in range(TOKENIZER.vocab_size) if not holds(mask, token)] == [analysis]
     first, *call = tokens('commentary to=functions.analysis <|message|>{"at": "a long analysis"}<|call|>')
     reader.consume(first)
     for token_id in call:

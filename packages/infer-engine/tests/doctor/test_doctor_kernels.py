@@ -113,7 +113,7 @@ def test_it_is_said_what_is_exact_in_quantized_layers() -> None:
     found = examined(examine_kernels, quantization="int8")
     assert "outliers of a row up to 23" in found.findings["quantized layers"].found
     assert "ops" in found.named("ok")
-    assert "quantized layers" not in examined(examine_kernels).findings
+    assert "quantized layers" not in examined(examine_kernels, model="infer-demo").findings
 
 
 @needs_cpu_kernels

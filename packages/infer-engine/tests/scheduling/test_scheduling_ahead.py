@@ -115,7 +115,9 @@ def test_what_depends_on_the_pending_token_is_as_without(
 ) -> None:
     found = []
     for is_ahead in (True, False):
-        served = ModelEngine(folder_of("llama"), use_async_scheduling=is_ahead, prefill_chunk_size=8)
+        served = ModelEngine(
+            folder_of("llama"), use_async_scheduling=is_ahead, prefill_chunk_size=8, speculative_config="none"
+        )
         for number in range(3):
             served.submit(
                 str(number), random_prompt(20, seed=number), params=params, max_tokens=8, seed=number, grammar=grammar

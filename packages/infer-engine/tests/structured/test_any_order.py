@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.grammar_text import HEADER
 from infer_engine.structured.json_schema.any_order import RULES, AnyOrder
@@ -25,7 +26,7 @@ def allows(schema: dict[str, Any], text: str) -> bool:
     start = members.whole(schema)
     constraint = COMPILER.constraint("\n".join([f"{HEADER}start: {start}", *members.rules]) + RULES)
     for token_id in TOKENIZER.encode(text, add_special_tokens=False):
-        if constraint.is_over or not constraint.mask()[token_id // 32] >> (token_id % 32) & 1:
+        if constraint.is_over or not holds(constraint.mask(), token_id):
             return False
         constraint.consume(token_id)
     return constraint.is_over or constraint.may_end

@@ -9,6 +9,7 @@ from infer_engine.protocol import AnswerDelta, ContentDelta, InvalidRequestError
 from infer_server.testing import FakeEngine, Script, sse_events
 from infer_server.testing.client import client_of
 
+DETAILS = {"reasoning_tokens": 2, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 HI = [{"role": "user", "content": "hi"}]
 STEPS: tuple[tuple[AnswerDelta, ...], ...] = (
     (ReasoningDelta("Well"),),
@@ -37,7 +38,7 @@ async def test_reasoning_is_beside_the_content_under_both_names_and_counted() ->
         "reasoning_content": "Well, then.",
         "reasoning": "Well, then.",
     }
-    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert reply["usage"]["completion_tokens_details"] == DETAILS
 
 
 @pytest.mark.covers("structured-tools-agents/reasoning-fields")
@@ -52,7 +53,7 @@ async def test_reasoning_is_streamed_before_the_content() -> None:
         {"content": "."},
         {},
     ]
-    assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert usage["usage"]["completion_tokens_details"] == DETAILS
 
 
 async def test_without_reasoning_there_is_no_word_of_it() -> None:

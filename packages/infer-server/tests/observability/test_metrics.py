@@ -54,6 +54,7 @@ COUNTERS = {
     "infer:spec_decode_num_drafts_total": ENGINE,
     "infer:spec_decode_num_draft_tokens_total": ENGINE,
     "infer:spec_decode_num_accepted_tokens_total": ENGINE,
+    "infer:spec_decode_num_accepted_tokens_per_pos_total": ENGINE | {"position"},
     "http_requests_total": {"handler", "method", "status"},
 }
 HISTOGRAMS = {

@@ -18,6 +18,7 @@ from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
 from infer_engine.frontend.generation_config import sampling_defaults
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineInfo
+from infer_engine.protocol.stats import StepCounts
 from infer_engine.scheduling import (
     POLICIES,
     BaseScheduler,
@@ -26,7 +27,7 @@ from infer_engine.scheduling import (
     SchedulerLimits,
     StaticScheduler,
 )
-from infer_engine.speculation.ngram import NgramProposer
+from infer_engine.speculation.methods import make_speculator
 from infer_engine.speculation.speculator import Speculator
 from infer_engine.step_runner import StepRunner
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
@@ -130,6 +131,7 @@ def build_core(
             tokenizer.vocabulary_bytes(loaded.info.vocab_size),
             special_ids=tokenizer.special_ids,
             eos_token_ids=loaded.eos_token_ids,
+            encode=partial(tokenizer.encode, add_special_tokens=False),
         )
     )
     core = assemble_core(
@@ -138,7 +140,9 @@ def build_core(
         share_prefix=choose_sharing(config, kv_format=loaded.kv_format, first_position=loaded.first_position),
         grammars=grammars,
         schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
-        speculator=build_speculator(config, loaded.limits, block_size=loaded.info.block_size),
+        make_speculator=make_speculator(
+            loaded.speculation, max_rows=loaded.limits.max_rows, keeps_answers=config.caches_prefixes
+        ),
     )
     return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
 
@@ -150,7 +154,7 @@ def assemble_core(
     share_prefix: PrefixSharing,
     grammars: GrammarCompiler | None = None,
     schedules_ahead: bool = False,
-    speculator: Speculator | None = None,
+    make_speculator: Callable[[BaseScheduler, StepCounts], Speculator] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     """Return a core made of `parts`; `clock` counts seconds, for statistics only."""
@@ -162,7 +166,7 @@ def assemble_core(
         share_prefix=share_prefix,
         grammars=grammars,
         schedules_ahead=schedules_ahead,
-        speculator=speculator,
+        make_speculator=make_speculator,
         clock=clock,
     )
 
@@ -213,19 +217,6 @@ def build_scheduler(
             )
         case "continuous":
             return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
-
-
-def build_speculator(config: EngineConfig, limits: SchedulerLimits, *, block_size: int) -> Speculator | None:
-    """Return what drafts tokens; None if nothing does. A step has no more rows with drafts than without."""
-    speculation = config.speculation
-    if speculation is None:
-        return None
-    return Speculator(
-        partial(NgramProposer, shortest=speculation.shortest, longest=speculation.longest),
-        num_tokens=speculation.num_tokens,
-        block_size=block_size,
-        max_rows=limits.max_batch_size,
-    )
 
 
 def choose_sharing(

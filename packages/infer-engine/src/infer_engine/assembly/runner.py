@@ -22,6 +22,7 @@ from infer_engine.model_runner.loading.warm_up import warm_up_gpu
 from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.processes.processors import limit_threads
 from infer_engine.protocol import EngineConfig, EngineInfo
+from infer_engine.protocol.config.speculation import Speculation
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import kv_memory, resolve_device
@@ -47,6 +48,7 @@ class LoadedRunner:
         limits: limits of a step.
         num_blocks: number of KV blocks, by group of layers.
         state_slots: the slots of sequences' states; None if the model has none.
+        speculation: how tokens are drafted; None: they are not.
         windows: sliding window, or None, by group of layers.
         kv_format: how blocks hold keys and values, a part of their hashes.
         first_position: where sequences begin, by their longest length; None: all at 0.
@@ -59,6 +61,7 @@ class LoadedRunner:
     limits: SchedulerLimits
     num_blocks: tuple[int, ...]
     state_slots: StateSlots | None
+    speculation: Speculation | None
     windows: tuple[int | None, ...]
     kv_format: str
     first_position: Callable[[int], int] | None
@@ -121,9 +124,7 @@ def _build_runner(
     )
 
     def new_runner(vocab_size: int) -> ModelRunner:
-        sampler = Sampler(
-            vocab_size=vocab_size, max_rows=limits.max_batch_size, eos_token_ids=eos_token_ids, device=device
-        )
+        sampler = Sampler(vocab_size=vocab_size, max_rows=limits.max_rows, eos_token_ids=eos_token_ids, device=device)
         return ModelRunner(model, input_buffers=input_buffers, sampler=sampler, device=device)
 
     step_bytes = 0
@@ -186,6 +187,7 @@ def _build_runner(
             slots_per_sequence=slots_per_sequence(config, device),
             keeps_states=config.caches_prefixes,
         ),
+        speculation=loaded.speculation,
         windows=loaded.groups.windows,
         kv_format=pool.kv_format,
         first_position=loaded.first_position,
@@ -204,7 +206,7 @@ def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
     steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
     sampler = Sampler(
         vocab_size=loaded.model_config.vocab_size,
-        max_rows=limits.max_batch_size,
+        max_rows=limits.max_rows,
         eos_token_ids=frozenset(),
         device=device,
     )
@@ -223,7 +225,7 @@ def _measure_step_bytes(
     step_bytes = measure_step_bytes(
         runner,
         max_tokens=loaded.max_step_tokens,
-        max_batch_size=loaded.limits.max_batch_size,
+        max_batch_size=loaded.limits.max_rows,
         max_seq_len=loaded.longest_seq_len,
         device=loaded.rank_model.device,
     )
@@ -246,7 +248,7 @@ def _capture_on_cpu(
             loaded.rank_model.model,
             pool,
             max_tokens=loaded.max_step_tokens,
-            max_seqs=loaded.limits.max_batch_size,
+            max_seqs=loaded.limits.max_rows,
             max_seq_len=max_seq_len,
             state_pool=state_pool,
         )

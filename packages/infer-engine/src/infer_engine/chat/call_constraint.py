@@ -8,6 +8,7 @@ model writes outside of arguments is what it would write without tools.
 """
 
 import codecs
+import copy
 from typing import TYPE_CHECKING
 
 from infer_engine.chat.parsers import parser_of_calls
@@ -58,6 +59,17 @@ class CallConstraint:
             self._has_looked_ahead = True
         return self._foreseen
 
+    def fork(self) -> "CallConstraint":
+        """Return one that goes on from here by itself."""
+        shared = {id(each): each for each in (self._vocabulary, self._shown_ids, self._format, self._beginning)}
+        if self._arguments is None:
+            return copy.deepcopy(self, shared)
+        return copy.deepcopy(self, {**shared, id(self._arguments): self._arguments.fork()})
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next within arguments, as `TokenConstraint.forced` does."""
+        return [] if self._arguments is None else self._arguments.forced()
+
     def consume(self, token_id: int) -> None:
         """Go on with `token_id`."""
         if self._arguments is not None:
@@ -84,7 +96,7 @@ class CallConstraint:
         matcher = self._beginning.deep_copy()
         if matcher.try_consume_tokens(token_ids) < len(token_ids):
             return None
-        return TokenConstraint(matcher, vocab_size=self._vocabulary.tokenizer.vocab_size)
+        return TokenConstraint(matcher, self._vocabulary)
 
     def _tokens_of_two_parts(self) -> list[int]:
         """Return the tokens that may hold the end of a head and more than the beginning of any arguments."""

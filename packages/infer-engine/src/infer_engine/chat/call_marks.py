@@ -55,6 +55,10 @@ class TextMarks:
         self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
         self._begins = re.compile(f"[{re.escape(''.join(text[0] for text in texts))}]" if texts else "(?!)")
 
+    def __deepcopy__(self, _: object) -> "TextMarks":
+        """Return this one, which never changes, where a parser is copied."""
+        return self
+
     def find(self, text: str, position: int) -> tuple[re.Match[str] | None, int]:
         """Return the first mark from `position` on and where it begins; None: where one may still begin, or the end."""
         if self._begins.search(text, position) is None:  # as in most text
@@ -102,6 +106,10 @@ class CallMarks:
         keys = _KEYS if set(pieces) & set(_KEYS) else ("",)
         self._before_arguments: _Marks = [[key if each in _KEYS else each for each in pieces] for key in keys]
         self._names = None if names is None else frozenset(names)
+
+    def __deepcopy__(self, _: object) -> "CallMarks":
+        """Return this one, which never changes, where a parser is copied."""
+        return self
 
     def match_head(self, text: str, position: int, begin: _Marks) -> Head:
         """Return the head of the call at `position`."""

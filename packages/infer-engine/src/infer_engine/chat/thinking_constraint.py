@@ -7,6 +7,7 @@ The parser that takes the answer apart for the client tells what is thinking.
 """
 
 import codecs
+import copy
 from typing import TYPE_CHECKING
 
 from infer_engine.chat.parsers import parser_of_reasoning
@@ -55,6 +56,19 @@ class ThinkingConstraint:
         if begin_id is None or not self._was_forced or not self._parser.may_begin_reasoning:
             return mask
         return without([begin_id], all_tokens(self._vocabulary.tokenizer.vocab_size) if mask is None else mask)
+
+    def fork(self) -> "ThinkingConstraint":
+        """Return one that goes on from here by itself."""
+        shared = {id(each): each for each in (self._vocabulary, self._shown_ids, self._limit)}
+        if self._inner is None:
+            return copy.deepcopy(self, shared)
+        return copy.deepcopy(self, {**shared, id(self._inner): self._inner.fork()})
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next, as `TokenConstraint.forced` does."""
+        if self._forced:
+            return self._forced[::-1]
+        return [] if self._inner is None else self._inner.forced()
 
     def consume(self, token_id: int) -> None:
         """Go on with `token_id`."""

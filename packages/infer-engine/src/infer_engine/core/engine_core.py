@@ -44,7 +44,7 @@ class EngineCore:
         share_prefix: PrefixSharing,
         grammars: GrammarCompiler | None = None,
         schedules_ahead: bool = False,
-        speculator: Speculator | None = None,
+        make_speculator: Callable[[BaseScheduler, StepCounts], Speculator] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only.
@@ -61,13 +61,13 @@ class EngineCore:
         self._clock = clock
         self._executor = StepExecutor(runner, clock=clock)
         self._run_passes = self._run_ahead if schedules_ahead else self._run_in_turn
-        self._speculator = speculator
         self._in_flight: InFlightStep | None = None  # of the step before, if this core schedules ahead
         self._suspects: list[tuple[Request, int]] = []  # of a pass that failed, and how many tokens each had
         self._requests: dict[str, Request] = {}
         self._ended: dict[str, Request] = {}  # in the order in which they ended
         self._num_arrivals = 0
         self._counts = StepCounts()
+        self._speculator = None if make_speculator is None else make_speculator(scheduler, self._counts)
         self._num_unexplained_failures = 0
         self._unapplied_edits: list[RowEdit] = []
         self._is_inspected = False
@@ -81,7 +81,8 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Statistics of the core as it is."""
         counts = msgspec.structs.asdict(self._counts)
-        counts["steps_by_tokens"] = counts["steps_by_tokens"].copy()
+        for name in ("steps_by_tokens", "num_accepted_by_position"):
+            counts[name] = counts[name].copy()
         return EngineStats(
             **counts,
             num_running=self._scheduler.num_running,
@@ -190,7 +191,7 @@ class EngineCore:
             if not schedule.items:
                 continue
             if self._speculator is not None:
-                self._speculator.add_drafts(schedule, self._counts)
+                self._speculator.add_drafts(schedule)
             step = self._executor.launch(schedule)
             step.sample()
             outcome = self._executor.read(step)
@@ -321,9 +322,9 @@ class EngineCore:
         self._counts.execute_s += outcome.execute_s
         self._counts.sample_s += outcome.sample_s
         requests, counts = self._requests, self._counts
-        for request, failure in outcome.failures:
-            if not request.has_ended:
-                self._fail(request, failure, outputs)
+        for failed, failure in outcome.failures:
+            if not failed.has_ended:
+                self._fail(failed, failure, outputs)
         num_tokens = sum([count for request, count in outcome.computed if not request.has_ended])
         counts.num_step_tokens += num_tokens
         counts.num_computed_tokens += num_tokens
@@ -332,15 +333,14 @@ class EngineCore:
                 requests[request_id].add_prompt_logprobs(of_prompt)
         # This loop runs for each token that is generated, and is most of the cost of a step beside the device.
         eos_token_ids, logprobs, num_before = self._eos_token_ids, outcome.logprobs, len(outputs)
-        chosen = outcome.chosen if self._speculator is None else self._speculator.accepted(outcome.chosen, counts)
-        for request, token_id in chosen:
-            if request.has_ended:
+        for row, token_id in outcome.chosen:
+            if (request := row.verified()) is None or request.has_ended:
                 continue
             request_id = request.request_id
             finish_reason = request.append_token(token_id, eos_token_ids)
             num_prompt_tokens = request.num_prompt_tokens
             num_completion_tokens = len(request.token_ids) - num_prompt_tokens
-            if finish_reason is None and num_completion_tokens > 1 and request_id not in logprobs:
+            if finish_reason is None and num_completion_tokens > 1 and row not in logprobs:
                 outputs.append(
                     TokenOutput(
                         request_id=request_id,
@@ -348,11 +348,11 @@ class EngineCore:
                         num_prompt_tokens=num_prompt_tokens,
                         num_completion_tokens=num_completion_tokens,
                         num_cached_tokens=request.num_cached_tokens,
+                        drafts=request.draft_counts,
                     )
                 )
             else:
-                logprob = logprobs.get(request_id)
-                outputs.append(self._make_first_or_last_output(request, token_id, finish_reason, logprob))
+                outputs.append(self._make_first_or_last_output(request, token_id, finish_reason, logprobs.get(row)))
         counts.num_generated_tokens += len(outputs) - num_before
 
     def _make_first_or_last_output(

@@ -27,6 +27,7 @@ def take_snapshot(requests: Iterable[Request], kv_cache_manager: KVCacheManager,
                 num_computed_tokens=request.num_computed_tokens,
                 num_cached_tokens=request.num_cached_tokens,
                 num_completion_tokens=request.num_completion_tokens,
+                drafts=request.draft_counts,
                 block_ids=blocks.block_tables.get(request.request_id, []),
             )
             for request in islice(requests, MAX_SEQUENCES_SHOWN)

@@ -117,7 +117,7 @@ class StepOutcome:
     Attributes:
         computed: items whose tokens are in the cache.
         chosen: the requests among them that needed sampling, each with its next token.
-        logprobs: log-probability of those tokens by request id, if the request asked for it.
+        logprobs: log-probability of those tokens, by their row, if the request asked for it.
         prompt_logprobs: log-probabilities of prompt tokens, by request id.
         failures: requests that failed, and why.
         execute_s: seconds of forward passes that succeeded, as far as the host waited for them.
@@ -126,7 +126,7 @@ class StepOutcome:
 
     computed: list[tuple[Request, int]] = field(default_factory=list)
     chosen: list[tuple[Request, int]] = field(default_factory=list)
-    logprobs: dict[str, TokenLogprob] = field(default_factory=dict)
+    logprobs: dict[Request, TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     failures: list[tuple[Request, RequestFailure]] = field(default_factory=list)
     execute_s: float = 0.0
@@ -138,7 +138,7 @@ class StepOutcome:
         self.execute_s += step.execute_s
         self.sample_s += step.sample_s
         for index, logprob in chosen.logprobs.items():
-            self.logprobs[sampled[index].request_id] = logprob
+            self.logprobs[sampled[index]] = logprob
         failed: dict[str, RequestFailure] = {}
         if chosen.grammar_failed or chosen.not_finite or prompt_logprobs:
             failed = {sampled[index].request_id: _GRAMMAR_FAILED for index in chosen.grammar_failed}

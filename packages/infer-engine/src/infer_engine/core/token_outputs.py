@@ -44,4 +44,5 @@ def make_output(
         num_prompt_tokens=request.num_prompt_tokens,
         num_completion_tokens=request.num_completion_tokens,
         num_cached_tokens=request.num_cached_tokens,
+        drafts=request.draft_counts,
     )

@@ -127,6 +127,7 @@ def sized_rank(read: ReadModel, model: CausalLM) -> LoadedRank:
         dtype=read.dtype,
         kv_dtype=kv_dtype,
         kv_scales=None,
+        speculation=None,
         limits=size_step(read.engine_config, device=device, model_max_seq_len=read.config.max_position_embeddings),
         groups=group_layers(read.engine_config, read.config),
         block_size=choose_block_size(read.engine_config, head_dim=read.config.head_dim),

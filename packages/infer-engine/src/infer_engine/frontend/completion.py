@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from infer_engine.protocol import ChatPrompt, FinishReason, RequestFailure, StepOutput, TokenLogprob
 from infer_engine.protocol.answers import AnswerBuilder
+from infer_engine.protocol.stats import DraftCounts
 
 Prompt = str | list[int]
 
@@ -35,6 +36,7 @@ class Completion:
             if it did not, or if it failed before its first token.
         num_prompt_tokens: tokens of the prompt.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+        drafts: its drafts of speculative decoding.
     """
 
     prompt: Prompt | ChatPrompt
@@ -50,6 +52,7 @@ class Completion:
     prompt_logprobs: list[TokenLogprob | None] | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    drafts: DraftCounts
 
 
 class CompletionBuilder:
@@ -93,4 +96,5 @@ class CompletionBuilder:
             prompt_logprobs=self._prompt_logprobs,
             num_prompt_tokens=last.num_prompt_tokens,
             num_cached_tokens=last.num_cached_tokens,
+            drafts=last.drafts,
         )

@@ -154,6 +154,7 @@ class InputProcessor:
             )
         rules = _refuse_if_tokenizer_fails(lambda: self._stop_rules(params.stop), param="stop")
         banned = self._banned_sequences(params)
+        predicted = self._predicted_tokens(request.prediction)
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt))
         core_params = structs.replace(
             params,
@@ -180,6 +181,7 @@ class InputProcessor:
                     thinking_limit=thinking_limit,
                     banned_sequences=banned,
                     message_starts=self._message_starts(prompt),
+                    predicted_token_ids=predicted,
                 ),
                 output_processor=_refuse_if_tokenizer_fails(
                     lambda: self._make_output_processor(request, prompt, form, rules)
@@ -236,6 +238,20 @@ class InputProcessor:
             return encoded.token_ids, self._require_formats().answer_form(request.prompt, encoded.reasoning)
         except TextTooLongError as error:
             raise self._too_long(error.num_tokens, request) from None
+
+    def _predicted_tokens(self, prediction: str | None) -> list[int]:
+        """Return the tokens of a prediction; none of one that no answer has room for."""
+        if prediction is None:
+            return []
+        try:
+            return _refuse_if_tokenizer_fails(
+                lambda: self._tokenizer.encode(
+                    prediction, add_special_tokens=False, max_tokens=self._limits.max_seq_len
+                ),
+                param="prediction",
+            )
+        except TextTooLongError:
+            return []
 
     def _too_long(self, num_prompt_tokens: int, request: GenerateRequest) -> ContextLengthExceededError:
         return ContextLengthExceededError(

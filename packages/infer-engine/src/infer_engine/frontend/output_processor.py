@@ -215,6 +215,7 @@ class OutputProcessor:
             num_completion_tokens=output.num_completion_tokens - len(output.token_ids) + num_tokens,
             num_reasoning_tokens=self._num_reasoning_tokens,
             num_cached_tokens=output.num_cached_tokens,
+            drafts=output.drafts,
             logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
             prompt_logprobs=output.prompt_logprobs,
         )

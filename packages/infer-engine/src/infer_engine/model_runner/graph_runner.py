@@ -73,7 +73,7 @@ def capture_steps(
         views,
         pool,
         windows=loaded.groups.windows,
-        max_batch_size=loaded.limits.max_batch_size,
+        max_batch_size=loaded.limits.max_rows,
         max_seq_len=max_seq_len,
         vocab_size=vocab_size,
         state_pool=state_pool,
@@ -88,7 +88,7 @@ def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
     shapes = None
     if loaded.config.use_cuda_graphs is not False and device.type in GRAPH_CAPTURES:
         shapes = PaddedShapes(
-            max_seqs=limits.max_batch_size,
+            max_seqs=limits.max_rows,
             max_tokens=loaded.max_step_tokens,
             max_prompt_tokens=most_prompt_tokens_of(model, device),
         )
@@ -97,7 +97,7 @@ def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
         input_buffers=input_buffers,
         attention=_allocate_attention_buffers(
             model.attention_specs,
-            max_seqs=limits.max_batch_size,
+            max_seqs=limits.max_rows,
             max_tokens=loaded.max_step_tokens,
             max_seq_len=loaded.longest_seq_len,
             dtype=loaded.dtype,

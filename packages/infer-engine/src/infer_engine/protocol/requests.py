@@ -7,6 +7,7 @@ import msgspec
 
 from infer_engine.protocol.chat import ChatPrompt
 from infer_engine.protocol.sampling import SamplingParams
+from infer_engine.protocol.stats import NO_DRAFTS, DraftCounts
 
 
 class FinishReason(enum.StrEnum):
@@ -47,6 +48,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         priority: with the `priority` policy lower numbers come first; others ignore it.
         cache_salt: requests share cached prefixes only with those of the same salt.
         tenant: the owner of the request; tenants never share cached prefixes, whatever their salts.
+        prediction: a text of which much is expected to be in the answer. With speculative decoding its tokens are
+            drafted; it changes none.
     """
 
     prompt: str | list[int] | ChatPrompt
@@ -56,6 +59,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     tenant: str | None = None
+    prediction: str | None = None
 
 
 class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +130,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_completion_tokens: tokens generated so far, including those of this output.
         num_reasoning_tokens: those of them that were generated before the content or the tool calls.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+        drafts: its drafts of speculative decoding so far.
         logprobs: one for each of `token_ids` if the request asked for them, else None.
         prompt_logprobs: one for each prompt token (None for the first token), with the first output of a request that
             asked for them; else None.
@@ -143,6 +148,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_completion_tokens: int
     num_reasoning_tokens: int = 0
     num_cached_tokens: int = 0
+    drafts: DraftCounts = NO_DRAFTS
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from infer_engine.protocol.stats import EngineStats
+from infer_engine.protocol.stats import NO_DRAFTS, DraftCounts, EngineStats
 
 MAX_BLOCKS_SHOWN = 4096
 MAX_SEQUENCES_SHOWN = 512
@@ -20,6 +20,7 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         num_computed_tokens: tokens of the prompt and the output whose keys and values are in the cache.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         num_completion_tokens: tokens generated so far.
+        drafts: its drafts of speculative decoding so far.
         block_ids: its blocks in the group of layers shown, in order.
         replica: the replica that has it, from 0.
     """
@@ -31,6 +32,7 @@ class SequenceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_completion_tokens: int
     block_ids: list[int]
+    drafts: DraftCounts = NO_DRAFTS
     replica: int = 0
 
 

@@ -6,6 +6,38 @@ NUM_STEP_SIZES = 17
 """Entries of `steps_by_tokens`: sixteen powers of two, and one for larger steps."""
 
 
+MAX_DRAFT_TOKENS = 16
+"""Most drafts of a request in a step."""
+
+
+class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts of one request so far.
+
+    Attributes:
+        num_drafted: tokens that were drafted.
+        num_accepted: those of them that it has taken.
+        num_predicted: drafts that were read from the request's `prediction`.
+        num_predicted_accepted: those of them that it has taken.
+    """
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_predicted: int = 0
+    num_predicted_accepted: int = 0
+
+    def plus(self, *, drafted: int = 0, accepted: int = 0, are_predicted: bool) -> "DraftCounts":
+        """Return the counts with so many more."""
+        return DraftCounts(
+            num_drafted=self.num_drafted + drafted,
+            num_accepted=self.num_accepted + accepted,
+            num_predicted=self.num_predicted + drafted * are_predicted,
+            num_predicted_accepted=self.num_predicted_accepted + accepted * are_predicted,
+        )
+
+
+NO_DRAFTS = DraftCounts()
+
+
 class StepCounts(msgspec.Struct, kw_only=True):
     """Counts and times so far. A value "since the start" never decreases.
 
@@ -25,6 +57,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
         num_drafts: how often tokens of a request were drafted, since the start.
         num_draft_tokens: tokens that were drafted.
         num_accepted_tokens: those of them that were accepted.
+        num_accepted_by_position: those by their place among the drafts of a request in a step, from 0.
         num_step_tokens: tokens computed in the latest step.
         schedule_s: seconds of scheduling in the latest step.
         execute_s: seconds of forward passes in the latest step.
@@ -47,6 +80,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_accepted_by_position: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
     num_step_tokens: int = 0
     schedule_s: float = 0.0
     execute_s: float = 0.0

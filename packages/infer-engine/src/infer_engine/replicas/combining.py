@@ -25,6 +25,7 @@ _SUMS_SINCE_START = (
     "num_accepted_tokens",
     "busy_s",
 )
+_SUMS_OF_COLUMNS = ("steps_by_tokens", "num_accepted_by_position")
 _SUMS = (
     *_SUMS_SINCE_START,
     *("num_leaked_blocks", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_idle_blocks"),
@@ -35,18 +36,20 @@ _SUMS = (
 def add_counts(earlier: EngineStats, core: EngineStats) -> EngineStats:
     """Return the statistics of `core` with the counts since the start of `earlier` cores in its place."""
     sums: dict[str, object] = {name: getattr(earlier, name) + getattr(core, name) for name in _SUMS_SINCE_START}
-    sums["steps_by_tokens"] = [a + b for a, b in zip(earlier.steps_by_tokens, core.steps_by_tokens, strict=True)]
+    sums |= {name: _sum_columns([getattr(earlier, name), getattr(core, name)]) for name in _SUMS_OF_COLUMNS}
     return msgspec.structs.replace(core, **sums)
 
 
 def combine_stats(replicas: Sequence[EngineStats], *, latest: EngineStats, num_replaced: int = 0) -> EngineStats:
     """Return the statistics of all `replicas` together; the step is that of `latest`."""
     sums = {name: sum([getattr(stats, name) for stats in replicas]) for name in _SUMS}
+    counted = replicas or [EngineStats()]
+    columns = {name: _sum_columns([getattr(stats, name) for stats in counted]) for name in _SUMS_OF_COLUMNS}
     held = sum(stats.kv_usage * stats.num_blocks for stats in replicas)
     return msgspec.structs.replace(
         latest,
         **sums,
-        steps_by_tokens=_sum_columns([stats.steps_by_tokens for stats in replicas or [EngineStats()]]),
+        **columns,
         kv_usage=held / max(1, sums["num_blocks"]),
         num_replaced=num_replaced,
         replicas=list(replicas),

@@ -7,8 +7,10 @@
 
 The state depends only on the `token_ids` of a request, and is updated when the request is sampled. A repeated step
 counts no token twice. A request that gets another row, or whose row has another owner, is counted again from its start.
+Draft tokens are never counted there: the few logits that they concern are computed apart.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +56,8 @@ class Penalties:
             frequency: [rows].
         """
         self._grow(1 + max(request.row for request in requests))
+        drafted = _drafted(requests, slots)
+        requests = [request for request in requests if not request.drafts]
         columns: dict[str, npt.NDArray[Any]] = {
             "slots": slots,
             "repetition": repetition,
@@ -61,7 +65,7 @@ class Penalties:
             "frequency": frequency,
         }
         reset = [request for request in requests if self._num_counted(request) == 0]
-        on_device = to_device(columns | self._uncounted(requests) | _prompts(reset), self._device)
+        on_device = to_device(columns | self._uncounted(requests) | _prompts(reset) | drafted, self._device)
         for request in reset:
             self._owners[request.row] = None
         if reset:
@@ -69,12 +73,29 @@ class Penalties:
         count_tokens(self._counts, on_device["counted_slots"], on_device["counted_ids"])
         for request in requests:
             self._owners[request.row] = (request.arrival, len(request.token_ids))
+        of_drafts = (on_device["draft_rows"], on_device["draft_ids"])
+        unedited = logits[of_drafts] if drafted["draft_ids"].size else None
         apply_penalties(
             logits,
             in_prompt=self._in_prompt,
             generated_counts=self._counts,
             **{name: on_device[name] for name in columns},
         )
+        if unedited is not None:
+            self._penalize_drafts(logits, unedited, on_device)
+
+    def _penalize_drafts(self, logits: Tensor, unedited: Tensor, on_device: dict[str, Tensor]) -> None:
+        """Penalize again the tokens that rows have as drafts, each as a row of one token, with the drafts counted."""
+        rows, token_ids = on_device["draft_rows"], on_device["draft_ids"]
+        states = (on_device["slots"][rows], token_ids)
+        penalized = apply_penalties(
+            unedited[:, None],
+            slots=torch.arange(len(rows), device=self._device),
+            in_prompt=self._in_prompt[states][:, None],
+            generated_counts=(self._counts[states] + on_device["draft_counts"].int())[:, None],
+            **{name: on_device[name][rows] for name in ("repetition", "presence", "frequency")},
+        )
+        logits[rows, token_ids] = penalized.squeeze(-1)
 
     def _num_counted(self, request: Request) -> int:
         """Return how many tokens of `request` its row has counted: 0 if the row has another owner or more tokens."""
@@ -106,6 +127,17 @@ class Penalties:
             torch.cat([state, state.new_zeros(added, state.shape[1])]) for state in (self._in_prompt, self._counts)
         )
         self._in_prompt, self._counts = in_prompt, counts
+
+
+def _drafted(requests: Sequence[Request], slots: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+    """Return how often each row has each of its drafts; `requests` are those of the rows with a slot."""
+    found = [
+        (row, token_id, count)
+        for row, request in zip(np.flatnonzero(slots >= 0).tolist(), requests, strict=True)
+        for token_id, count in Counter(request.drafts).items()
+    ]
+    rows, token_ids, counts = np.array(found, np.int64).reshape(-1, 3).T.copy()
+    return {"draft_rows": rows, "draft_ids": token_ids, "draft_counts": counts}
 
 
 def _prompts(requests: Sequence[Request]) -> dict[str, npt.NDArray[np.int64]]:

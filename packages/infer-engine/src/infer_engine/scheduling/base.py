@@ -88,6 +88,14 @@ class BaseScheduler(ABC):
         """Cache the block that the last known token fills, if it fills one and `schedule` computes that token."""
         self._batch.cache_last_block(request, schedule)
 
+    def cache_computed_block(self, request: Request) -> None:
+        """Cache the block that the last computed token fills, if it fills one; all computed tokens must be certain."""
+        self._batch.cache_computed_block(request)
+
+    def extend_for_drafts(self, request: Request, num_tokens: int, schedule: Schedule) -> int:
+        """Allocate blocks for `num_tokens` tokens, if others need none of these; return how many have room."""
+        return self._batch.extend_for_drafts(request, num_tokens, schedule)
+
     def preempt_all(self) -> None:
         """Move all running requests to the queue and free all memory, after scheduling or a pass failed."""
         self._batch.preempt_all()

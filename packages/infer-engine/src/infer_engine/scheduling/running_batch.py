@@ -99,6 +99,20 @@ class RunningBatch:
         if num_tokens % self._kv_cache_manager.block_size == 0 and request.num_computed_tokens == num_tokens - 1:
             self.cache_blocks(request, num_tokens, schedule)
 
+    def cache_computed_block(self, request: Request) -> None:
+        """Cache the block that the last computed token fills, if it fills one; all computed tokens must be certain."""
+        num_tokens = request.num_computed_tokens
+        if num_tokens % self._kv_cache_manager.block_size == 0 and request.block_hashes is not None:
+            block_hashes = request.block_hashes.upto(request.token_ids, num_tokens)
+            self._kv_cache_manager.cache_blocks(request.request_id, block_hashes, num_tokens)
+
+    def extend_for_drafts(self, request: Request, num_tokens: int, schedule: Schedule) -> int:
+        """Allocate blocks for `num_tokens` tokens, if others need none of these; return how many have room."""
+        has_spare = self._kv_cache_manager.num_free_blocks > len(self._requests)
+        if num_tokens > request.capacity and has_spare:
+            self._try_extend(request, num_tokens, schedule)
+        return min(num_tokens, request.capacity)
+
     def extend_or_preempt(self, request: Request, num_tokens: int, schedule: Schedule) -> bool:
         """Allocate blocks for the first `num_tokens` tokens; preempt others if necessary.
 
@@ -108,16 +122,22 @@ class RunningBatch:
             KVCacheTooSmallError: there are not enough blocks although no other request holds any.
         """
         while True:
-            edits = self._kv_cache_manager.try_extend(
-                request.request_id, num_tokens, first_position=request.num_computed_tokens
-            )
-            if edits is not None:
-                schedule.table_edits += [(request.row, edit) for edit in edits]
-                request.capacity = self._kv_cache_manager.capacity(request.request_id)
+            if self._try_extend(request, num_tokens, schedule):
                 return True
             self._preempt_for_blocks(self._choose_victim(), schedule)
             if request.state is RequestState.WAITING:
                 return False
+
+    def _try_extend(self, request: Request, num_tokens: int, schedule: Schedule) -> bool:
+        """Allocate blocks for the first `num_tokens` tokens; return whether enough were free."""
+        edits = self._kv_cache_manager.try_extend(
+            request.request_id, num_tokens, first_position=request.num_computed_tokens
+        )
+        if edits is None:
+            return False
+        schedule.table_edits += [(request.row, edit) for edit in edits]
+        request.capacity = self._kv_cache_manager.capacity(request.request_id)
+        return True
 
     def requeue_pending_readers(self, schedule: Schedule) -> list[tuple[Request, int]]:
         """Requeue the requests that reuse blocks which the failed pass was to compute.

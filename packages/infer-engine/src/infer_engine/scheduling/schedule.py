@@ -23,6 +23,7 @@ class SchedulerLimits:
         max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
         max_prefill_tokens_beside_decodes: most tokens of prompts in one pass with decodes, if prompts are computed in
             chunks, which take turns then; None for as many as fit.
+        max_draft_rows: most rows of drafts in one pass.
     """
 
     max_batch_size: int
@@ -31,10 +32,16 @@ class SchedulerLimits:
     prefill_chunk_size: int | None = 512
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
+    max_draft_rows: int = 0
+
+    @property
+    def max_rows(self) -> int:
+        """Most sequences of a pass, drafts included."""
+        return self.max_batch_size + self.max_draft_rows
 
     def max_step_tokens(self, longest_prompt: int) -> int:
         """Return the most tokens of a step: a prompt of `longest_prompt` tokens may be computed whole."""
-        return max(self.max_num_batched_tokens, self.prefill_chunk_size or longest_prompt) + self.max_batch_size
+        return max(self.max_num_batched_tokens, self.prefill_chunk_size or longest_prompt) + self.max_rows
 
 
 @dataclass(slots=True)

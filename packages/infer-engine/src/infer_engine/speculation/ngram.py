@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from infer_engine.speculation.proposals import Proposal
+
 _MOST_INDEXED = 1_024
 """Most tokens that one call takes into account, in about half a millisecond: no step waits for a long prompt."""
 
@@ -17,7 +19,7 @@ class NgramProposer:
         self._ends: dict[tuple[int, ...], int] = {}  # where the latest of each group of tokens ends
         self._num_indexed = 0
 
-    def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """Return up to `limit` tokens that may follow `token_ids`, which begin with those of the last call."""
         last = len(token_ids) - 1
         num_indexed = min(last, self._num_indexed + _MOST_INDEXED)
@@ -28,5 +30,5 @@ class NgramProposer:
         self._num_indexed = num_indexed
         for size in self._sizes:
             if last + 1 >= size and (end := self._ends.get(tuple(token_ids[last + 1 - size :]), -1)) >= 0:
-                return list(token_ids[end + 1 : end + 1 + limit])
-        return []
+                return Proposal(list(token_ids[end + 1 : end + 1 + limit]))
+        return Proposal([])

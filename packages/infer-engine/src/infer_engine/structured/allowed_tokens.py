@@ -23,5 +23,13 @@ class AllowedTokens:
         """Return the tokens that may come next, as `TokenConstraint.mask` does."""
         return self._mask
 
+    def fork(self) -> "AllowedTokens":
+        """Return one that goes on from here: this one, which never changes."""
+        return self
+
+    def forced(self) -> list[int]:
+        """Return no tokens, as far as is known."""
+        return []
+
     def consume(self, token_id: int) -> None:
         """Go on with a token."""

@@ -30,5 +30,11 @@ def without(token_ids: Iterable[int], mask: Bitmask) -> Bitmask:
     return changed
 
 
+def holds(mask: Bitmask, token_id: int) -> bool:
+    """Return whether a set has a token."""
+    word = token_id // 32
+    return word < len(mask) and bool(mask[word] & _bit(token_id))
+
+
 def _bit(token_id: int) -> np.int32:
     return np.uint32(1 << token_id % 32).view(np.int32)

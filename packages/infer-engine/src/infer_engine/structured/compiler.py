@@ -23,6 +23,7 @@ MAX_LEXER_STATES = 20_000
 
 
 _OBJECT_BEGUN = re.compile(rb"[:\]]\s*\{.")
+_MAX_TOKENIZED = 1_024
 _LONGEST_SPELLING = 4
 """Bytes of a character in UTF-8."""
 
@@ -31,11 +32,17 @@ class Vocabulary:
     """The tokens of a model, as `llguidance` reads them."""
 
     def __init__(
-        self, tokens: Sequence[bytes], *, special_ids: Collection[int], eos_token_ids: Collection[int]
+        self,
+        tokens: Sequence[bytes],
+        *,
+        special_ids: Collection[int],
+        eos_token_ids: Collection[int],
+        encode: Callable[[str], list[int]] | None = None,
     ) -> None:
         """Take `tokens` by id; the special ones are no text, and those of `eos_token_ids` end one.
 
-        Without an end-of-sequence token a text ends where its grammar allows nothing more, or at `max_tokens`.
+        Without an end-of-sequence token a text ends where its grammar allows nothing more, or at `max_tokens`. `encode`
+        is the tokenizer's, as for a text within others; None: no text can be tokenized.
         """
         from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415 - 7 MB and 0.1 s: only when used
 
@@ -47,6 +54,35 @@ class Vocabulary:
         self.special_ids = frozenset({*special_ids, *ends})
         self.special_token_ids = sorted(self.special_ids)
         self.tokenizer = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+        self._encode = encode
+        self._tokenized: dict[bytes, list[int]] = {}
+
+    def tokenize(self, text: bytes) -> list[int]:
+        """Return the tokens that the tokenizer makes of `text`, without those of a last character that is not whole.
+
+        None if there is no tokenizer, or `text` begins within a character.
+        """
+        if not text or self._encode is None:
+            return []
+        if text not in self._tokenized:
+            if len(self._tokenized) >= _MAX_TOKENIZED:
+                self._tokenized.clear()
+            whole = text.decode(errors="ignore")
+            is_begun = text.startswith(whole.encode())
+            self._tokenized[text] = self._tokens_within(whole, self._encode) if is_begun else []
+        return self._tokenized[text]
+
+    def _tokens_within(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Return the tokens of `text` as it is behind another one, though some tokenizers put a blank before a text."""
+        for before in ("", "\n"):
+            token_ids = encode(before + text)
+            pieces = [self.text_bytes(token_id, ()) for token_id in token_ids]
+            first = 0
+            while before and first < len(pieces) and b"".join(pieces[:first]).lstrip(b" ") != before.encode():
+                first += 1
+            if b"".join(pieces[first:]) == text.encode():
+                return token_ids[first:]
+        return []
 
     def spell(self, text: bytes) -> list[int] | None:
         """Return tokens of at most four bytes that make up `text`; None if there are none."""
@@ -143,7 +179,7 @@ class GrammarCompiler:
         with self._lock:
             matcher = self._compile(grammar)
             assert self._vocabulary is not None
-            return TokenConstraint(matcher.deep_copy(), vocab_size=self._vocabulary.tokenizer.vocab_size)
+            return TokenConstraint(matcher.deep_copy(), self._vocabulary)
 
     def matcher(self, grammar: str) -> "tuple[LLMatcher, Vocabulary]":
         """Return what matches `grammar`, at its beginning, to be copied, and the tokens that it knows.

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from infer_engine.structured.bitmasks import only
 from infer_engine.structured.errors import DeadEndError, GrammarError, describe
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+    from infer_engine.structured.compiler import Vocabulary
 
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library says it."""
@@ -19,13 +22,19 @@ class TokenConstraint:
 
     A token is consumed only when it has been appended to the sequence, so a repeated step, a preemption and a prefix
     hit change nothing.
+
+    Where only one text may come next, as a key of an object, the mask allows the tokens that the tokenizer makes of it,
+    which the model knows, and not any others that spell it too. The last of them may hold what follows as well, so for
+    that one the mask is the grammar's.
     """
 
-    def __init__(self, matcher: "LLMatcher", *, vocab_size: int) -> None:
-        """Begin with `matcher`, which nothing else may use; tokens are below `vocab_size`, the matcher's."""
+    def __init__(self, matcher: "LLMatcher", vocabulary: "Vocabulary") -> None:
+        """Begin with `matcher`, which nothing else may use; `vocabulary` is that of its tokens."""
         self._matcher = matcher
-        self._num_words = -(-vocab_size // 32)
+        self._vocabulary = vocabulary
+        self._num_words = -(-vocabulary.tokenizer.vocab_size // 32)
         self._mask: npt.NDArray[np.int32] | None = None
+        self._forced: list[int] | None = None  # not computed yet
 
     @property
     def is_over(self) -> bool:
@@ -47,6 +56,10 @@ class TokenConstraint:
                 text alone.
             GrammarError: the grammar has reached a limit.
         """
+        return only(self.forced()[0]) if len(self.forced()) > 1 else self.mask_of_grammar()
+
+    def mask_of_grammar(self) -> npt.NDArray[np.int32]:
+        """Return the tokens that the grammar allows, though others may spell the same text; raises as `mask`."""
         if self._mask is None:
             mask = np.zeros(self._num_words, np.int32)
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -59,7 +72,24 @@ class TokenConstraint:
             self._mask = mask
         return self._mask
 
+    def fork(self) -> "TokenConstraint":
+        """Return one that goes on from here by itself."""
+        forked = TokenConstraint(self._matcher.deep_copy(), self._vocabulary)
+        forked._mask, forked._forced = self._mask, self._forced
+        return forked
+
+    def forced(self) -> list[int]:
+        """Return the tokens of the text that must come next; none where several texts may.
+
+        All but the last are the only ones that the mask allows.
+        """
+        if self._forced is None:  # of a copy: the library goes on from the text that it returns
+            self._forced = self._vocabulary.tokenize(self._matcher.deep_copy().compute_ff_bytes())
+        return self._forced
+
     def consume(self, token_id: int) -> None:
         """Go on with `token_id`, which the mask must allow; else every later mask raises."""
+        forced = self.forced()
         self._matcher.consume_token(token_id)
         self._mask = None
+        self._forced = (forced[1:] or None) if forced[:1] == [token_id] else None

@@ -10,6 +10,7 @@ from infer_engine.chat.output_form import AnswerForm
 from infer_engine.chat.output_grammar import arguments_grammar
 from infer_engine.messages import CallHeads
 from infer_engine.protocol import ChatPrompt, Tool
+from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_models.text import REASONING_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
 from infer_models.text.testing import split_byte_level
@@ -33,7 +34,12 @@ def make_tokenizer() -> Tokenizer:
 TOKENIZER = make_tokenizer()
 [END] = [i for i in TOKENIZER.special_ids if TOKENIZER.id_to_token(i) == "<|im_end|>"]
 COMPILER = GrammarCompiler(
-    lambda: Vocabulary(TOKENIZER.vocabulary_bytes(), special_ids=TOKENIZER.special_ids, eos_token_ids=[END])
+    lambda: Vocabulary(
+        TOKENIZER.vocabulary_bytes(),
+        special_ids=TOKENIZER.special_ids,
+        eos_token_ids=[END],
+        encode=lambda text: TOKENIZER.encode(text, add_special_tokens=False),
+    )
 )
 
 
@@ -77,7 +83,7 @@ def masked(text: str, calls: ToolCallFormat, **how: Any) -> str:
     for token_id in tokens(text):
         mask = reader.mask()
         if mask is not None:
-            if not mask[token_id // 32] >> (token_id % 32) & 1:
+            if not holds(mask, token_id):
                 return seen + "..."
             seen += TOKENIZER.decode([token_id], skip_special_tokens=False)
         reader.consume(token_id)

@@ -12,7 +12,8 @@ from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, To
 from infer_engine.protocol import BatchSnapshot, EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.request import Request
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.speculation.speculator import Proposer, Speculator
+from infer_engine.speculation.proposals import Proposal, Proposer
+from infer_engine.speculation.speculator import Speculator
 from infer_engine.testing.faults import FaultPlan
 from infer_engine.testing.formula_runner import FormulaRunner, next_token, prompt_logprob
 
@@ -115,9 +116,9 @@ class FormulaEngine:
             eos_token_ids=eos_token_ids,
             share_prefix=choose_sharing(self.config),
             schedules_ahead=self.config.use_async_scheduling is True,
-            speculator=None
+            make_speculator=None
             if make_proposer is None
-            else Speculator(make_proposer, num_tokens=4, block_size=block_size, max_rows=limits.max_batch_size),
+            else partial(Speculator, lambda _: make_proposer(), num_tokens=4, max_rows=limits.max_rows),
             clock=clock,
         )
 
@@ -222,12 +223,12 @@ class FormulaProposer:
         self._share = share
         self._draw = draw
 
-    def propose(self, token_ids: Sequence[int], limit: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """Return `limit` tokens."""
         tokens = list(token_ids)
         for _ in range(limit):
             tokens.append(next_token(tokens) if self._draw.random() < self._share else self._draw.randrange(997))
-        return tokens[len(token_ids) :]
+        return Proposal(tokens[len(token_ids) :])
 
 
 def collect(result: StepResult, outputs: dict[str, list[TokenOutput]]) -> None:

@@ -89,6 +89,7 @@ class EngineCollector(Collector):
         is_up = self._engine.status not in (EngineStatus.DEAD, EngineStatus.STOPPED)
         yield self._gauge("engine_up", "1 while the engine lives, 0 when it is dead or stopped.", is_up)
         yield self._prompt_tokens_by_source(stats)
+        yield self._accepted_by_position(stats)
         yield self._blocks(stats)
         if stats.num_state_slots:
             yield from self._states(stats)
@@ -120,6 +121,16 @@ class EngineCollector(Collector):
 
     def _counter(self, stem: str, documentation: str, *names: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"infer:{stem}", documentation, labels=[*self._names, *names])
+
+    def _accepted_by_position(self, stats: EngineStats) -> Metric:
+        family = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were accepted, by their place among those of a request in a step.",
+            "position",
+        )
+        for position, count in enumerate(stats.num_accepted_by_position):
+            family.add_metric([*self._values, str(position)], count)
+        return family
 
     def _prompt_tokens_by_source(self, stats: EngineStats) -> Metric:
         family = self._counter(

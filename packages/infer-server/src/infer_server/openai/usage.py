@@ -14,13 +14,15 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of the answers were reasoning."""
+    """How many tokens of the answers were reasoning, and how many were drafted from the request's `prediction`."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of prompts and of answers. The details are there only if tokens were cached, or were reasoning."""
+    """Tokens of prompts and of answers. The details are there only if one of their numbers is not 0."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,13 +43,17 @@ def usage_of(last_outputs: Sequence[StepOutput], *, choices_per_prompt: int) -> 
     prompt_tokens = sum(choices[0].num_prompt_tokens for choices in prompts)
     completion_tokens = sum(last.num_completion_tokens for last in last_outputs)
     cached_tokens = sum(min(last.num_cached_tokens for last in choices) for choices in prompts)
-    reasoning_tokens = sum(last.num_reasoning_tokens for last in last_outputs)
+    num_predicted = sum(last.drafts.num_predicted for last in last_outputs)
+    num_accepted = sum(last.drafts.num_predicted_accepted for last in last_outputs)
+    details = CompletionTokensDetails(
+        reasoning_tokens=sum(last.num_reasoning_tokens for last in last_outputs),
+        accepted_prediction_tokens=num_accepted,
+        rejected_prediction_tokens=num_predicted - num_accepted,
+    )
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens) if cached_tokens else None,
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
-        if reasoning_tokens
-        else None,
+        completion_tokens_details=details if any(msgspec.structs.astuple(details)) else None,
     )

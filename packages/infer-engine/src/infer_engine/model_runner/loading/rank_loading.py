@@ -17,6 +17,7 @@ from infer_engine.model_runner.loading.state_sizing import StateSizes, size_stat
 from infer_engine.model_runner.loading.weight_dtype import choose_dtype
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
+from infer_engine.protocol.config.speculation import Speculation
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import (
     KVMemory,
@@ -29,9 +30,11 @@ from infer_engine.sizing import (
     size_kv_cache,
     size_step,
 )
+from infer_engine.speculation.speculator import MAX_DRAFT_ROWS
 from infer_kernels import KVScales
 from infer_kernels.cpu import library
 from infer_kernels.cpu.calls import DTYPES
+from infer_kernels.dispatch import TRITON_DEVICES
 from infer_models import AttentionSpec, ModelConfig, load_model
 from infer_models.tensor_parallel import Shard
 
@@ -48,6 +51,7 @@ class LoadedRank:
         kv_dtype: dtype of keys and values in the cache.
         kv_scales: by layer, of an fp8 cache; None: of another one.
         limits: limits of a step.
+        speculation: how tokens are drafted; None: they are not.
         groups: the layers whose blocks are allocated together.
         block_size: tokens of a KV block.
         longest_seq_len: most tokens of a sequence that the KV cache could hold in all memory that was free before the
@@ -61,6 +65,7 @@ class LoadedRank:
     kv_dtype: torch.dtype
     kv_scales: tuple[KVScales, ...] | None
     limits: SchedulerLimits
+    speculation: Speculation | None
     groups: LayerGroups
     block_size: int
     longest_seq_len: int
@@ -141,7 +146,7 @@ class LoadedRank:
         """Return the buffers of all steps' inputs; arguments as for `InputBuffers`."""
         return InputBuffers(
             max_tokens=self.max_step_tokens,
-            max_seqs=self.limits.max_batch_size,
+            max_seqs=self.limits.max_rows,
             max_seq_len=self.longest_seq_len,
             block_size=self.block_size,
             num_groups=len(self.groups.windows),
@@ -210,6 +215,10 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     def check_size(num_bytes: int) -> None:
         check_weights_fit(num_bytes, num_ranks=config.tensor_parallel_size, memory=read_host_limits().memory)
 
+    speculation = config.speculation
+    if speculation is None and kernels is not None and device.type not in TRITON_DEVICES:
+        has_other_steps = config.tensor_parallel_size > 1 or any(model_config.states)
+        speculation = None if has_other_steps else config.default_speculation  # a row has the bits of a step of one
     model = load_model(
         folder,
         device=device,
@@ -234,7 +243,8 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         kv_scales=choose_kv_scales(
             config, folder, model_config, kv_dtype=kv_dtype, rank=0 if shard is None else shard.rank
         ),
-        limits=limits,
+        limits=replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS),
+        speculation=speculation,
         groups=groups,
         block_size=block_size,
         longest_seq_len=longest_seq_len,

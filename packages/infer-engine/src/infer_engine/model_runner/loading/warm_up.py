@@ -72,7 +72,7 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
     def prompt(length: int, params: SamplingParams = GREEDY) -> tuple[Request, int]:
         return dummy_request([0] * length, params=params), length
 
-    for count in _powers_of_two(limits.max_batch_size):
+    for count in _powers_of_two(limits.max_rows):
         compute(*decodes(count))
     pending = dummy_request([0], [0], num_computed=2)
     pending.pending_row = 0  # its token is the first of those that were just chosen
@@ -83,10 +83,10 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
         compute(prompt(length))
     for listed in (0, 1):
         compute(prompt(min(3, longest), SamplingParams(temperature=0, prompt_logprobs=listed)))
-    if limits.max_batch_size > 1:
+    if limits.max_rows > 1:
         compute(*decodes(1), prompt(min(3, longest)))
     for count in _NUM_SAMPLED:
-        if count <= limits.max_batch_size:
+        if count <= limits.max_rows:
             for params in _kinds_of_sampling():
                 compute(*decodes(count, params))
             compute(*decodes(count, masked=True))

@@ -135,7 +135,7 @@ class EngineConfig(ParallelOptions, ExecutionOptions, CacheOptions, SchedulerOpt
                 why="and ranks communicate inside a step",
                 fix="leave `use_cpu_graphs` out",
             )
-        if self.speculative_config is not None:
+        if self.speculation is not None:
             raise self.conflict(
                 "speculative_config", "tensor_parallel_size", why="and ranks verify no drafts", fix="leave it out"
             )

@@ -42,7 +42,8 @@ class SchedulerOptions(OptionGroup):
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
             one pass a step. Left out: on with a GPU if the other values allow it.
         speculative_config: Speculative decoding: tokens are drafted, and verified in one step. JSON as vLLM's, such as
-            `{"method": "ngram", "num_speculative_tokens": 4}`. No token changes. Left out: no drafts.
+            `{"method": "ngram", "num_speculative_tokens": 4}`, or `none`. No token changes. Left out: `suffix` on a CPU
+            with C++ kernels, if the other values allow it and the model's layers have no states; else `none`.
     """
 
     max_batch_size: int | None = None
@@ -81,7 +82,7 @@ class SchedulerOptions(OptionGroup):
             self.need_continuous(
                 scheduler_policy=self.scheduler_policy != "fcfs",
                 use_chunked_prefill=self.use_chunked_prefill is True,
-                speculative_config=self.speculative_config is not None,
+                speculative_config=self.speculation is not None,
             )
         elif self.batch_wait_timeout_s != DEFAULT_BATCH_WAIT_TIMEOUT_S:
             raise self.conflict(
@@ -98,7 +99,7 @@ class SchedulerOptions(OptionGroup):
                 why="and the second pass of a step needs the results of the first",
                 fix="leave one of them out",
             )
-        if self.use_async_scheduling and self.speculative_config is not None:
+        if self.use_async_scheduling and self.speculation is not None:
             raise self.conflict(
                 "speculative_config",
                 "use_async_scheduling",
@@ -118,8 +119,14 @@ class SchedulerOptions(OptionGroup):
 
     @property
     def speculation(self) -> Speculation | None:
-        """How tokens are drafted; None: none are."""
+        """How tokens are to be drafted; None: not at all, or as `default_speculation` says."""
         return None if self.speculative_config is None else parse_speculation("", self.speculative_config)
+
+    @property
+    def default_speculation(self) -> Speculation | None:
+        """How tokens are drafted where `speculative_config` is left out and drafts cost nothing else."""
+        is_free = self.speculative_config is None and self.batching_mode == "continuous"
+        return Speculation() if is_free and not self.use_async_scheduling else None
 
     @property
     def chunks_prefill(self) -> bool:
@@ -128,7 +135,7 @@ class SchedulerOptions(OptionGroup):
 
     def schedules_ahead(self, *, on_gpu: bool) -> bool:
         """Return whether the next step is scheduled while the device computes this one."""
-        possible = self.scheduler_policy != "prefill_first" and self.speculative_config is None
+        possible = self.scheduler_policy != "prefill_first" and self.speculation is None
         return possible and (on_gpu if self.use_async_scheduling is None else self.use_async_scheduling)
 
     def _check_chunk_size(self) -> None:

@@ -3,16 +3,21 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, TypeGuard
 
+from infer_engine.protocol.stats import MAX_DRAFT_TOKENS
 from infer_engine.protocol.values import refusal
 
-MAX_DRAFT_TOKENS = 16
+SpeculationMethod = Literal["suffix", "ngram"]
 
-_FIELDS = frozenset(("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"))
+_NUM_TOKENS: Mapping[str, int] = MappingProxyType({"suffix": MAX_DRAFT_TOKENS, "ngram": 4})
+_LOOKUPS = ("prompt_lookup_max", "prompt_lookup_min")
+_OF_METHOD = MappingProxyType({"suffix": ("suffix_decoding_max_cached_requests",), "ngram": _LOOKUPS})
 _ALLOWED = (
-    'JSON such as {"method": "ngram", "num_speculative_tokens": 4}, where `prompt_lookup_min` and `prompt_lookup_max` '
-    f"may be too, all of 1 to {MAX_DRAFT_TOKENS}"
+    'JSON such as {"method": "suffix", "num_speculative_tokens": 8}; the methods are `suffix`, with '
+    "`suffix_decoding_max_cached_requests` of 0 or more, and `ngram`, with `prompt_lookup_max` and `prompt_lookup_min` "
+    f"of 1 to {MAX_DRAFT_TOKENS}; `num_speculative_tokens` is of 1 to {MAX_DRAFT_TOKENS}; or `none`"
 )
 
 
@@ -21,36 +26,63 @@ class Speculation:
     """How drafts are made.
 
     Attributes:
+        method: how: `suffix` or `ngram`.
         num_tokens: most drafts of a request in a step.
-        shortest: fewest last tokens that are looked for in what came before.
+        uses_earlier_answers: with `suffix`, whether earlier answers are looked into.
+        shortest: with `ngram`, fewest last tokens that are looked for in what came before.
         longest: most of them.
     """
 
-    num_tokens: int = 4
+    method: SpeculationMethod = "suffix"
+    num_tokens: int = MAX_DRAFT_TOKENS
+    uses_earlier_answers: bool = True
     shortest: int = 2
     longest: int = 3
 
 
-def parse_speculation(name: str, value: object) -> Speculation:
-    """Return what `value`, JSON or a mapping, asks for.
+def parse_speculation(name: str, value: object) -> Speculation | None:
+    """Return what `value`, JSON, a mapping or `none`, asks for; None: no drafts.
 
     Raises:
-        ValueError: it is neither, or asks for what there is not; the message names the field `name`.
+        ValueError: it is none of these, or asks for what there is not; the message names the field `name`.
     """
+    if value == "none":
+        return None
     fields = _fields(value)
     if fields is None:
         raise refusal(name, value, _ALLOWED)
-    if fields.get("method", "ngram") not in ("ngram", "[ngram]") or fields.get("model", "[ngram]") != "[ngram]":
-        raise ValueError(f"`{name}` is {value!r}; its method must be `ngram`, the only one that there is.")
+    method = _method(fields)
+    if method is None:
+        raise ValueError(f"`{name}` is {value!r}; its method must be `suffix` or `ngram`, which there are.")
     longest = fields.get("prompt_lookup_max", Speculation.longest)
     shortest = fields.get("prompt_lookup_min", min(longest, Speculation.shortest) if _is_count(longest) else longest)
-    num_tokens = fields.get("num_speculative_tokens", Speculation.num_tokens)
-    if fields.keys() - _FIELDS or not all(map(_is_count, (longest, shortest, num_tokens))):
+    num_tokens = fields.get("num_speculative_tokens", _NUM_TOKENS[method])
+    num_answers = fields.get("suffix_decoding_max_cached_requests", 1)
+    is_known = fields.keys() <= {"method", "model", "num_speculative_tokens", *_OF_METHOD[method]}
+    are_counts = all(map(_is_count, (longest, shortest, num_tokens))) and _is_whole(num_answers)
+    if not is_known or not are_counts or shortest > longest:
         raise refusal(name, value, _ALLOWED)
-    speculation = Speculation(num_tokens=num_tokens, shortest=shortest, longest=longest)
-    if speculation.shortest > speculation.longest:
-        raise refusal(name, value, _ALLOWED)
-    return speculation
+    return Speculation(
+        method=method,
+        num_tokens=num_tokens,
+        uses_earlier_answers=num_answers > 0,
+        shortest=shortest,
+        longest=longest,
+    )
+
+
+def _method(fields: Mapping[str, Any]) -> SpeculationMethod | None:
+    """Return the method that `fields` ask for; None: one that there is not."""
+    if fields.get("model", "[ngram]") != "[ngram]":
+        return None
+    looks_up = "model" in fields or any(name in fields for name in _LOOKUPS)
+    match fields.get("method", "ngram" if looks_up else "suffix"):
+        case "ngram" | "[ngram]":
+            return "ngram"
+        case "suffix":
+            return "suffix"
+        case _:
+            return None
 
 
 def _fields(value: object) -> Mapping[str, Any] | None:
@@ -62,5 +94,9 @@ def _fields(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_DRAFT_TOKENS
+def _is_count(value: object) -> TypeGuard[int]:
+    return _is_whole(value) and 1 <= value <= MAX_DRAFT_TOKENS
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

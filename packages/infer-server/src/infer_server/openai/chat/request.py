@@ -24,6 +24,7 @@ from infer_server.api.thinking import budget_of, checked_effort, template_kwargs
 from infer_server.api.validation import check_model, check_range, out_of_range
 from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt
 from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
+from infer_server.openai.content_parts import Content, read_content
 from infer_server.openai.generation_fields import GenerationFields, generation_params, most_tokens
 from infer_server.openai.tool_choice import TOOL_CHOICE
 
@@ -46,6 +47,13 @@ class ThinkingSwitch(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Annotated[str, described("`disabled`; other words are taken as `enabled`.", examples=["enabled", "disabled"])]
     budget_tokens: ThinkingTokenBudget = None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A text of which much is expected to be in the answer, which then comes sooner; it changes no token."""
+
+    type: Annotated[str, described("`content`.", examples=["content"])] = "content"
+    content: Annotated[Content, described("The text, or parts of it.")] = None
 
 
 class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +90,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     chat_template_kwargs: ChatTemplateKwargs = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
+    prediction: Prediction | None = None
     function_call: Annotated[Any, restricted("Only `none` or `auto`.", allow=("none", "auto"), send="`none`")] = None
     functions: Annotated[Any, restricted("Only null or [].", allow=([],), send="`tools`")] = None
 
@@ -111,7 +120,14 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         ),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        prediction=_prediction(body.prediction),
     )
+
+
+def _prediction(prediction: Prediction | None) -> str | None:
+    if prediction is None:
+        return None
+    return read_content(prediction.content, "prediction.content").text or None
 
 
 def _effort(body: ChatBody) -> str | None:

@@ -1,0 +1,131 @@
+"""`DraftedSequence`: a request that may get drafts, and how many of them were right."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from infer_engine.request import Request
+from infer_engine.speculation.drafts import AllowedAfterDrafts, DraftRow
+from infer_engine.speculation.odds import Odds
+from infer_engine.speculation.proposals import Proposal, Proposer, Source
+from infer_engine.structured.errors import GrammarError
+
+if TYPE_CHECKING:
+    from infer_engine.structured.bitmasks import Bitmask
+
+_EXPECTED = {Source.SHORT_MATCH: 0.4, Source.LONG_MATCH: 0.8, Source.PREDICTION: 0.9, Source.GRAMMAR: 0.9}
+_PROBE_EVERY = 32
+"""Tokens after which drafts of a source that do not pay are tried again."""
+_PROBE = 2
+"""Drafts of such a try."""
+
+
+class _Draft(NamedTuple):
+    """A draft token, and the tokens that the request's constraint allows behind it; without a constraint None."""
+
+    token_id: int
+    allowed_behind: "Bitmask | None"
+
+
+class DraftedSequence:
+    """Drafts the tokens of one request, and counts which of them it takes.
+
+    Attributes:
+        request: the request.
+    """
+
+    __slots__ = (
+        "_last_drafts",
+        "_num_accepted",
+        "_num_drafts",
+        "_odds",
+        "_on_accepted",
+        "_proposer",
+        "_source",
+        "request",
+    )
+
+    def __init__(self, request: Request, proposer: Proposer, *, on_accepted: Callable[[Request, int], None]) -> None:
+        """Draft what `proposer` and the grammar of `request` propose.
+
+        `on_accepted` is called with the request for each draft that it takes, and the draft's number in its step.
+        """
+        self.request = request
+        self._proposer = proposer
+        self._on_accepted = on_accepted
+        self._odds = {source: Odds(right) for source, right in _EXPECTED.items()}
+        self._last_drafts = dict.fromkeys(Source, 0)  # how long the request was when it got some
+        self._source = Source.SHORT_MATCH  # of the drafts of the latest step
+        self._num_drafts = self._num_accepted = 0  # of that step
+
+    def settle(self) -> None:
+        """Note how many drafts of the latest step were right."""
+        if self._num_drafts:
+            self._odds[self._source].note(self._num_accepted, self._num_drafts)
+        self._num_drafts = self._num_accepted = 0
+
+    def draft(self, limit: int) -> list[_Draft]:
+        """Return up to `limit` drafts: as many as are worth their rows."""
+        constraint, token_ids = self.request.constraint, self.request.token_ids
+        proposal = self._proposer.propose(token_ids, limit)
+        if constraint is not None and (forced := constraint.forced()):
+            proposal = Proposal(forced[:limit], Source.GRAMMAR)
+        if not proposal.token_ids:
+            return []
+        source = self._source = proposal.source
+        best = self._odds[source].best_count(limit)
+        if not best and len(token_ids) - self._last_drafts[source] < _PROBE_EVERY:
+            return []
+        self._last_drafts[source] = len(token_ids)
+        best = best or min(_PROBE, limit)
+        drafts = proposal.token_ids[:best]
+        return [_Draft(token_id, None) for token_id in drafts] if constraint is None else self._allowed(drafts, best)
+
+    def rows(self, drafts: list[_Draft]) -> list[DraftRow]:
+        """Return the rows of some of the first drafts that `draft` has returned, one for each."""
+        self._num_drafts = len(drafts)
+        has_constraint = self.request.constraint is not None
+        token_ids = [draft.token_id for draft in drafts]
+        self._count(drafted=len(drafts))
+        return [
+            DraftRow(
+                self.request,
+                token_ids[:count],
+                constraint=AllowedAfterDrafts(draft.allowed_behind) if has_constraint else None,
+                on_accepted=self._accept,
+            )
+            for count, draft in enumerate(drafts, 1)
+        ]
+
+    def _allowed(self, drafts: list[int], most: int) -> list[_Draft]:
+        """Return the drafts that the constraint allows, and up to `most` with those that it forces behind them.
+
+        A draft that completes the text is left out: nothing comes behind it.
+        """
+        from infer_engine.structured.bitmasks import holds  # noqa: PLC0415 - numpy: only where there are masks
+
+        assert self.request.constraint is not None
+        kept: list[_Draft] = []
+        try:
+            mask = self.request.constraint.mask()
+            behind = self.request.constraint.fork()
+            while drafts and (mask is None or holds(mask, drafts[0])):
+                behind.consume(drafts[0])
+                if behind.is_over:
+                    break
+                mask = behind.mask()
+                kept.append(_Draft(drafts[0], mask))
+                drafts = drafts[1:] or behind.forced()[: most - len(kept)]
+        except GrammarError:  # where a step reaches it, the request fails
+            pass
+        return kept
+
+    def _accept(self, position: int) -> None:
+        self._num_accepted += 1
+        self._count(accepted=1)
+        self._on_accepted(self.request, position)
+
+    def _count(self, *, drafted: int = 0, accepted: int = 0) -> None:
+        are_predicted = self._source is Source.PREDICTION
+        self.request.draft_counts = self.request.draft_counts.plus(
+            drafted=drafted, accepted=accepted, are_predicted=are_predicted
+        )

@@ -1,0 +1,51 @@
+"""`make_speculator`: the methods by which tokens are drafted."""
+
+from collections.abc import Callable
+from functools import partial
+
+from infer_engine.protocol.config.speculation import Speculation
+from infer_engine.protocol.stats import StepCounts
+from infer_engine.request import Request
+from infer_engine.scheduling import BaseScheduler
+from infer_engine.speculation.ngram import NgramProposer
+from infer_engine.speculation.proposals import Proposer
+from infer_engine.speculation.speculator import Speculator
+
+
+def make_speculator(
+    speculation: Speculation | None, *, max_rows: int, keeps_answers: bool
+) -> Callable[[BaseScheduler, StepCounts], Speculator] | None:
+    """Return what makes the speculator over a scheduler; None where nothing is drafted.
+
+    Args:
+        speculation: how tokens are drafted.
+        max_rows: most rows of a step.
+        keeps_answers: whether requests of one salt may find what others of it were answered.
+    """
+    if speculation is None:
+        return None
+    if speculation.method == "ngram":
+        shortest, longest = speculation.shortest, speculation.longest
+        return partial(
+            Speculator,
+            lambda _: NgramProposer(shortest=shortest, longest=longest),
+            num_tokens=speculation.num_tokens,
+            max_rows=max_rows,
+        )
+    from infer_engine.speculation.answer_history import AnswerHistory  # noqa: PLC0415 - numpy: only where it drafts
+    from infer_engine.speculation.suffix import SuffixProposer  # noqa: PLC0415 - as above
+
+    history = AnswerHistory() if keeps_answers and speculation.uses_earlier_answers else None
+
+    def make_proposer(request: Request) -> Proposer:
+        return SuffixProposer(
+            history=None if history is None else history.of(request.cache_salt),
+            prediction=request.predicted_token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+        )
+
+    def add_answer(request: Request) -> None:
+        if history is not None:
+            history.add(request.cache_salt, request.token_ids, num_prompt_tokens=request.num_prompt_tokens)
+
+    return partial(Speculator, make_proposer, num_tokens=speculation.num_tokens, max_rows=max_rows, on_ended=add_answer)

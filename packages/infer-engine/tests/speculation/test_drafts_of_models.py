@@ -1,0 +1,178 @@
+"""Speculative decoding by models: whatever a request asks for, its answer is the one without drafts, to the bit."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+from infer_engine import LLM
+from infer_engine.assembly.core import load_tokenizer
+from infer_engine.messages import TokenOutput
+from infer_engine.protocol import EngineConfig, SamplingParams, StructuredOutputs
+from infer_engine.speculation.proposals import Proposal
+from infer_engine.structured.grammar_text import to_grammar_text
+from infer_engine.testing.formula import tokens_of
+from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, Twin, random_prompt
+from infer_kernels.checks.pairwise import parametrize_each_value
+
+PROMPTS = {"a": random_prompt(9), "b": random_prompt(3) * 4, "c": random_prompt(17)}
+SCHEMA = {
+    "type": "object",
+    "properties": {"first_long_key": {"type": "boolean"}, "second": {"enum": ["some words", "others"]}},
+    "required": ["first_long_key", "second"],
+    "additionalProperties": False,
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"params": SamplingParams(temperature=0)},
+    "drawn": {"params": SamplingParams(temperature=0.8, top_k=5)},
+    "nearly greedy": {"params": SamplingParams(temperature=0.05)},
+    "log-probabilities": {"params": SamplingParams(temperature=0.8, logprobs=3)},
+    "penalties": {
+        "params": SamplingParams(temperature=0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25)
+    },
+    "drawn with penalties": {"params": SamplingParams(temperature=0.7, frequency_penalty=1.5, logprobs=0)},
+    "edits": {
+        "params": SamplingParams(temperature=0.5, logit_bias={7: 3.0, 9: -2.0}, min_tokens=9, stop_token_ids=(7, 11)),
+        "banned_sequences": [[7, 7], [9, 11, 7], [30]],
+    },
+    "allowed tokens": {"params": SamplingParams(temperature=0.8, allowed_token_ids=(7, 9, 11, 30, 31))},
+    "grammar": {
+        "params": SamplingParams(temperature=1.0),
+        "grammar": to_grammar_text(StructuredOutputs(json=json.dumps({"type": "array", "items": SCHEMA}))),
+    },
+    "grammar with penalties": {
+        "params": SamplingParams(temperature=0, repetition_penalty=1.2, min_tokens=20, logprobs=1),
+        "grammar": to_grammar_text(StructuredOutputs(json=json.dumps(SCHEMA))),
+    },
+}
+"""What requests ask for: fields of `Submit`."""
+
+
+class Told:
+    """Drafts what the answer is known to be, of which a share is right."""
+
+    def __init__(self, answers: dict[str, list[int]], right: float) -> None:
+        self._answers = answers
+        self._right = right
+        self._draw = Random(5)  # noqa: S311 - a test's choices
+
+    def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
+        name = next(each for each, prompt in PROMPTS.items() if list(token_ids[: len(prompt)]) == prompt)
+        start = len(token_ids) - len(PROMPTS[name])
+        rest = self._answers[name][start : start + limit]
+        return Proposal([token_id if self._draw.random() < self._right else 5 for token_id in rest])
+
+
+def said(outputs: dict[str, list[TokenOutput]]) -> dict[str, Any]:
+    """Return all that clients see of answers."""
+    return {
+        name: (
+            tokens_of(each),
+            [logprob for output in each for logprob in output.logprobs or []],
+            [output.finish_reason for output in each],
+            each[-1].error,
+        )
+        for name, each in outputs.items()
+    }
+
+
+def answer(served: ModelEngine, asked: dict[str, Any]) -> dict[str, list[TokenOutput]]:
+    for seed, (name, prompt) in enumerate(PROMPTS.items()):
+        served.submit(name, prompt, max_tokens=20 + 9 * seed, seed=seed, **asked)
+    return served.run()
+
+
+def check(folder: Any, asked: dict[str, Any], *, right: float, **config: Any) -> ModelEngine:
+    config = {"block_size": 16, "prefill_chunk_size": 8, "max_batch_size": 8} | config
+    plain = answer(ModelEngine(folder, speculative_config="none", **config), asked)
+    drafting = ModelEngine(folder, speculative_config='{"num_speculative_tokens": 5}', **config)
+    speculator = drafting.core._speculator  # noqa: SLF001 - drafts that a test knows to be right or wrong
+    assert speculator is not None
+    told = Told({name: tokens_of(each) for name, each in plain.items()}, right)
+    speculator._make_proposer = lambda _: told  # noqa: SLF001 - as above
+    assert said(answer(drafting, asked)) == said(plain)
+    assert said(answer(ModelEngine(folder, **config), asked)) == said(plain)
+    return drafting
+
+
+@pytest.mark.covers("scheduling/no-draft-changes-a-token")
+@parametrize_each_value(
+    family=ALL_FAMILIES, asked=["greedy", "drawn", "nearly greedy"], graphs=[None, False], right=[0.0, 0.6, 1.0]
+)
+def test_tokens_of_models_are_those_without_drafts(
+    family: str, asked: str, *, graphs: bool | None, right: float, twin_of: Callable[[str], Twin]
+) -> None:
+    drafting = check(twin_of(family).folder, ASKED[asked], right=right, use_cpu_graphs=graphs)
+    stats = drafting.core.stats
+    has_states = stats.num_state_slots > 0
+    assert (stats.num_drafts > 0) is not has_states
+    assert right < 1 or has_states or stats.num_accepted_tokens > 20
+
+
+# vllm-project/vllm#40875, #36138, #10442: drafts were not held to grammars, nor to the arguments of calls
+# vllm-project/vllm#47616: log-probabilities behind a stop string
+@parametrize_each_value(
+    family=[each for each in FAMILIES if each != "qwen3_5"], asked=list(ASKED), right=[0.0, 0.6, 1.0], size=[4, 16]
+)
+def test_whatever_a_request_asks_for_it_gets_drafts_and_the_same_answer(
+    family: str, asked: str, *, right: float, size: int, twin_of: Callable[[str], Twin]
+) -> None:
+    drafting = check(twin_of(family).folder, ASKED[asked], right=right, block_size=size)
+    stats = drafting.core.stats
+    assert stats.num_draft_tokens > 0
+    assert stats.num_accepted_tokens > 10 or right < 1
+
+
+@pytest.mark.covers("structured-tools-agents/forced-text")
+@pytest.mark.parametrize("config", [{}, {"speculative_config": "none"}])
+def test_the_only_text_that_a_grammar_allows_comes_in_the_tokenizers_own_tokens(config: dict[str, Any]) -> None:
+    text = '{"the_first_of_the_keys":"and nothing else"}'
+    engine_config = EngineConfig(model="infer-demo", kv_cache_memory=2**26, use_cpu_graphs=False, **config)
+    expected = load_tokenizer(engine_config).encode(text, add_special_tokens=False)
+    llm = LLM(config=engine_config)
+    held = StructuredOutputs(choice=(text,))
+    params = SamplingParams(temperature=1.5, seed=1, max_tokens=60, structured_outputs=held)
+    [completion] = llm.generate("Abc", params, use_tqdm=False)
+    assert completion.text == text
+    assert completion.token_ids[: len(expected) - 1] == expected[:-1]
+    stats = llm.stats
+    assert stats.num_accepted_tokens == stats.num_draft_tokens
+    assert (stats.num_steps < 8) is not bool(config)
+
+
+# vllm-project/vllm#47616: token ids behind a stop string that ended within accepted drafts
+def test_over_the_library_texts_and_stops_are_the_same() -> None:
+    params = [
+        SamplingParams(temperature=0, max_tokens=60),
+        SamplingParams(temperature=1, seed=4, max_tokens=60, n=2),
+        *(
+            SamplingParams(temperature=0, max_tokens=60, stop=(stop,))
+            for stop in ("e ", "EO", "O: R", "o be", "t", ":")
+        ),
+    ]
+    make = partial(LLM, "infer-demo", kv_cache_memory=2**26, max_batch_size=16, use_cpu_graphs=False)
+    prompts = ["ROMEO: ROMEO: ROMEO:", "To be, or not", "First Citizen:\nWe are"]
+    plain = make(speculative_config="none")
+    drafting = [make(), make(speculative_config='{"method": "ngram"}')]
+    for each in params:
+        expected = [(c.text, c.token_ids, c.finish_reason) for c in plain.generate(prompts, each, use_tqdm=False)]
+        for llm in drafting:
+            found = [(c.text, c.token_ids, c.finish_reason) for c in llm.generate(prompts, each, use_tqdm=False)]
+            assert found == expected
+    assert all(llm.stats.num_accepted_tokens > 0 for llm in drafting)
+
+
+def test_a_prediction_is_drafted_and_changes_no_token() -> None:
+    llm = LLM("infer-demo", kv_cache_memory=2**26, max_batch_size=4, use_cpu_graphs=False)
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=60)
+    [plain] = llm.generate("ROMEO:", params, cache_salt="a", use_tqdm=False)
+    changed = plain.text.replace(plain.text.split()[4], "Verona", 1)
+    for number, prediction in enumerate((plain.text, changed, "", "Something else.", plain.text * 90)):
+        found = llm.generate("ROMEO:", params, prediction=prediction, cache_salt=f"b{number}", use_tqdm=False)[0]
+        assert (found.text, found.token_ids) == (plain.text, plain.token_ids)
+        drafts = found.drafts
+        assert drafts.num_predicted_accepted <= drafts.num_predicted <= drafts.num_drafted
+        assert (drafts.num_predicted_accepted > 30) is (number < 2)
