@@ -13,6 +13,8 @@ _FEW = 4
 _BITS = 21
 """Bits of a token id; three ids are one number."""
 _ID = (1 << _BITS) - 1
+_NUM_REMAINDERS = 65_521
+"""A prime number: keys that differ in one token have different remainders."""
 
 
 class Match(NamedTuple):
@@ -34,13 +36,14 @@ class TokenText:
     """Token ids, of which the earliest are dropped when there are too many.
 
     The last two or three tokens at each place are a number. A search compares the numbers of all places at once: of
-    32,768 in about 10 us. So nothing is indexed, and a long prompt takes 12 bytes a token.
+    32,768 in about 10 us. So nothing is indexed, and a long prompt takes 12 bytes a token. Most numbers that are
+    nowhere are known by their remainders alone.
 
     Attributes:
         num_dropped: how many tokens were dropped at the beginning so far.
     """
 
-    __slots__ = ("_ids", "_keys", "_length", "_max_tokens", "_shortest", "num_dropped")
+    __slots__ = ("_has_remainder", "_ids", "_keys", "_length", "_max_tokens", "_shortest", "num_dropped")
 
     def __init__(self, *, max_tokens: int, shortest_match: int = 2) -> None:
         """Begin with none, and keep at least half of `max_tokens` of the latest.
@@ -49,6 +52,7 @@ class TokenText:
         """
         self._ids: npt.NDArray[np.int32] = np.zeros(256, np.int32)
         self._keys: npt.NDArray[np.int64] = np.zeros(256, np.int64)  # of the tokens up to each place
+        self._has_remainder = bytearray(_NUM_REMAINDERS)  # of the keys of all places but the last one, and of others
         self._length = 0
         self._max_tokens = max_tokens
         self._shortest = shortest_match
@@ -72,6 +76,7 @@ class TokenText:
         self._ids[start:end] = token_ids
         self._length = end
         self._add_keys(start, end)
+        self._add_remainders(max(0, start - 1), end - 1)
         if end > self._max_tokens:
             num_dropped = end - self._max_tokens // 2
             self._ids, self._keys = self._ids[num_dropped:end].copy(), self._keys[num_dropped:end].copy()
@@ -90,6 +95,13 @@ class TokenText:
             keys[back:] |= ids[: len(ids) - back] << (back * _BITS)
         self._keys[start:end] = keys[len(keys) - (end - start) :]
 
+    def _add_remainders(self, start: int, end: int) -> None:
+        if end - start <= _FEW:
+            for key in self._keys[start:end].tolist():
+                self._has_remainder[key % _NUM_REMAINDERS] = 1
+        else:
+            np.frombuffer(self._has_remainder, np.uint8)[self._keys[start:end] % _NUM_REMAINDERS] = 1
+
     def read(self, position: int, count: int) -> list[int]:
         """Return up to `count` tokens from `position` on."""
         tokens: list[int] = self._ids[position : min(position + count, self._length)].tolist()
@@ -101,9 +113,10 @@ class TokenText:
         No match is longer than they are.
         """
         ids, length = self._ids, self._shortest
-        if len(last_tokens) < length:
+        key = _key(last_tokens[-length:])
+        if len(last_tokens) < length or not self._has_remainder[key % _NUM_REMAINDERS]:
             return NO_MATCH
-        is_there = self._keys[length - 1 : max(0, self._length - 1)] == _key(last_tokens[-length:])
+        is_there = self._keys[length - 1 : max(0, self._length - 1)] == key
         places = np.flatnonzero(is_there) + (length - 1)
         while len(places) > _FEW and length < len(last_tokens):
             before = places[places >= length]
