@@ -6,6 +6,7 @@ import msgspec
 from playwright.sync_api import Page, expect
 
 from infer_engine.protocol import BatchSnapshot, EngineStats, SequenceSnapshot
+from infer_engine.protocol.stats import DraftCounts
 
 Visit = Callable[..., Page]
 NUM_BLOCKS = 4096
@@ -44,6 +45,7 @@ def test_block_under_the_pointer_is_told_and_its_sequences_are_lit(visit: Visit,
     page.locator("#blocks").hover(position={"x": 3, "y": 3})
     expect(page.locator("#block-note")).to_contain_text("Block 0, 16 tokens, shared by 3: s0, s1, s2")
     expect(page.locator("#sequences tr.lit")).to_have_count(3)
+    expect(page.locator("#sequences tr td:nth-child(6)")).to_have_text(["", "1 of 2", "2 of 4"])
 
 
 def test_hundreds_of_sequences_and_thousands_of_blocks_are_shown(visit: Visit, demo_url: str) -> None:
@@ -109,6 +111,7 @@ def snapshot(*, num_sequences: int, shared: int) -> BatchSnapshot:
             num_computed_tokens=40 if i else 10,
             num_cached_tokens=0,
             num_completion_tokens=i,
+            drafts=DraftCounts(num_drafted=2 * i, num_accepted=i),
             block_ids=[*range(shared), shared + i],
         )
         for i in range(num_sequences)

@@ -38,6 +38,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/gpu.md", "## What has run on a GPU"),
         ("docs/models.md", "#### What their turns and steps take"),
         ("docs/quantization.md", "## Measured"),
+        ("docs/speculation.md", "## What it gains"),
     ),
     "a real model's text, and llama.cpp, are not in this repository": (("docs/quantization.md", "### A real model"),),
     "`examples/nanogpt/train.py` on a text that is not in this repository": (("docs/nanogpt.md", "## Training"),),

@@ -48,7 +48,7 @@ class Sequences {
 
 function sequenceRow(requestId, hue) {
   const element = document.createElement("tr");
-  const cells = Array.from({ length: 6 }, () => element.insertCell());
+  const cells = Array.from({ length: 7 }, () => element.insertCell());
   const swatch = document.createElement("i");
   swatch.style.background = `oklch(var(--hue-lightness) var(--hue-chroma) ${hue})`;
   const place = document.createElement("span");
@@ -76,7 +76,9 @@ function sequenceRow(requestId, hue) {
     write(cells[2], String(sequence.num_prompt_tokens));
     write(cells[3], String(sequence.num_cached_tokens));
     write(cells[4], String(sequence.num_completion_tokens));
-    write(cells[5], String(sequence.block_ids.length));
+    const drafts = sequence.drafts;
+    write(cells[5], drafts?.num_drafted ? `${drafts.num_accepted} of ${drafts.num_drafted}` : "");
+    write(cells[6], String(sequence.block_ids.length));
   };
   return { element, hue, show };
 }
