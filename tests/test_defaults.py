@@ -33,6 +33,7 @@ CHOSEN_BY_THE_ENGINE: dict[str, Any] = dict.fromkeys(
         *(
             "use_async_scheduling",
             "speculative_config",
+            "speculative_model",
             "use_cuda_graphs",
             "use_cpu_graphs",
             "use_fused_products",

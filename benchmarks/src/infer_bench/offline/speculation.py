@@ -129,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__, quick="one round of 40 tokens")
     parser.add_argument("--model", default=None, help="left out: the default model")
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--method", default="suffix", choices=("suffix", "ngram"))
+    parser.add_argument("--method", default="suffix", choices=("suffix", "ngram", "draft_model"))
+    parser.add_argument("--draft-model", help="with `draft_model`: the model that drafts")
     parser.add_argument("--num-tokens", type=int, default=None, help="most draft tokens of a request in a step")
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "load_format": args.load_format,
         "kv_cache_memory": "512MiB",
     }
-    config = {"method": args.method}
+    config = {"method": args.method} | ({} if args.draft_model is None else {"model": args.draft_model})
     config |= {} if args.num_tokens is None else {"num_speculative_tokens": args.num_tokens}
     engines = {
         "without": LLM(**options, speculative_config="none"),

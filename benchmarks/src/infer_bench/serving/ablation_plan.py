@@ -64,6 +64,7 @@ LEFT_OUT = {
     "load_format": "random weights, as the server is started",
     "num_kv_blocks": "`kv_cache_memory` sets it, and both together are refused",
     "state_cache_memory": "no shape has layers with states",
+    "speculative_model": "nothing is drafted",
     "num_gpu_blocks": "another name of `num_kv_blocks`",
     "gpu_memory_utilization": "`kv_cache_memory` is in its place",
     "step_timeout_s": "ends a stuck engine, and no step is",

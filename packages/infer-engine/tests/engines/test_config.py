@@ -176,6 +176,9 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("speculative_config", NGRAM, {"use_async_scheduling": True}, "leave one of them out"),
         ("speculative_config", NGRAM, {"batching_mode": "static"}, "set `batching_mode` to `continuous`"),
         ("speculative_config", NGRAM, {"tensor_parallel_size": 2}, "leave it out"),
+        ("speculative_model", "a/b", {"tensor_parallel_size": 2}, "leave it out"),
+        ("speculative_model", "a/b", {"speculative_config": NGRAM}, "leave one of them out"),
+        ("speculative_model", "a/b", {"use_async_scheduling": True}, "leave one of them out"),
     ],
 )
 def test_a_conflict_names_both_fields_their_values_and_the_way_out(
@@ -270,7 +273,8 @@ POSSIBLE: dict[str, list[object]] = {
     "max_prefill_chunks_per_step": [None, 1, 8],
     "use_prefix_caching": [None, True, False],
     "use_async_scheduling": [None, True, False],
-    "speculative_config": [None, NGRAM],
+    "speculative_config": [None, "none", NGRAM],
+    "speculative_model": [None, "a/b"],
     "use_cuda_graphs": [None, True, False],
     "use_cpu_graphs": [None, True, False],
     "use_fused_products": [None, True, False],

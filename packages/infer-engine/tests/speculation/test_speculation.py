@@ -180,6 +180,11 @@ def test_a_request_says_how_many_of_its_drafts_it_took() -> None:
             '{"method": "ngram", "prompt_lookup_max": 1}',
             Speculation(method="ngram", num_tokens=4, shortest=1, longest=1),
         ),
+        ('{"model": "a/b"}', Speculation(method="draft_model", num_tokens=4, model="a/b")),
+        (
+            '{"method": "draft_model", "model": "x", "num_speculative_tokens": 2}',
+            Speculation(method="draft_model", num_tokens=2, model="x"),
+        ),
         ('{"prompt_lookup_max": 4}', Speculation(method="ngram", num_tokens=4, longest=4)),
     ],
 )
@@ -210,8 +215,9 @@ def test_drafts_are_made_by_default_where_they_cost_nothing(values: dict[str, An
         *("ngram", "[]", "3", '{"method": "eagle"}', '{"method": "ngram", "num_speculative_tokens": 0}'),
         *('{"num_speculative_tokens": 17}', '{"num_speculative_tokens": true}', '{"num_speculative_tokens": "4"}'),
         *('{"method": "suffix", "prompt_lookup_max": 3}', '{"suffix_decoding_max_cached_requests": -1}'),
-        *('{"method": "draft_model", "model": "x"}', '{"suffix_decoding_max_spec_factor": 2.0}', '{"method": null}'),
-        *('{"prompt_lookup_min": 4}', '{"prompt_lookup_max": 0}', '{"draft_model": "x"}', '{"model": "a/b"}', "{"),
+        *('{"method": "draft_model"}', '{"method": "draft_model", "model": " "}', '{"method": "ngram", "model": "x"}'),
+        *('{"model": "x", "prompt_lookup_max": 3}', '{"suffix_decoding_max_spec_factor": 2.0}', '{"method": null}'),
+        *('{"prompt_lookup_min": 4}', '{"prompt_lookup_max": 0}', '{"draft_model": "x"}', '{"model": 3}', "{"),
     ],
 )
 def test_what_there_is_not_is_refused_by_name(value: str) -> None:

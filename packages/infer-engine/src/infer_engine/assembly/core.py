@@ -14,6 +14,7 @@ from infer_cache.paged_manager import PagedKVCacheManager
 from infer_cache.states.contiguous_hybrid import ContiguousHybridManager
 from infer_cache.states.hybrid_manager import HybridKVCacheManager
 from infer_cache.states.state_slots import StateSlots
+from infer_engine.core.draft_model import DraftModel
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
 from infer_engine.frontend.generation_config import sampling_defaults
@@ -38,6 +39,12 @@ from infer_models.text import Tokenizer, dummy_tokenizer
 
 if TYPE_CHECKING:
     from infer_engine.executor.executor import RankOptions
+
+
+_DRAFT_BLOCK_SIZE = 16
+"""Tokens of a block of a draft model: what is behind the last whole block is computed again for each draft."""
+_DRAFT_KV_CACHE = "512MiB"
+"""Keys and values of a draft model, which is small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +117,7 @@ def build_core(
         folder = resolve_checkpoint(config.model)
         tokenizer = _read_tokenizer(config, folder)
         defaults = sampling_defaults(config, folder)
+        draft = build_draft_model(config, tokenizer)  # first: the KV cache is sized by the memory that is left
         loaded = load_model_runner(config, folder, tokenizer, rank_options=rank_options)
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
@@ -141,7 +149,11 @@ def build_core(
         grammars=grammars,
         schedules_ahead=config.schedules_ahead(on_gpu=loaded.info.device.startswith("cuda")),
         make_speculator=make_speculator(
-            loaded.speculation, max_rows=loaded.limits.max_rows, keeps_answers=config.caches_prefixes
+            loaded.speculation,
+            max_rows=loaded.limits.max_rows,
+            keeps_answers=config.caches_prefixes,
+            draft_model=None if draft is None else draft.model.proposer,
+            draft_model_cost=0.0 if draft is None else draft.num_parameters / loaded.info.num_parameters,
         ),
     )
     return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
@@ -217,6 +229,52 @@ def build_scheduler(
             )
         case "continuous":
             return ContinuousScheduler(kv_cache_manager, limits, POLICIES[config.scheduler_policy])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltDraftModel:
+    """A draft model, and how many parameters it has."""
+
+    model: DraftModel
+    num_parameters: int
+
+
+def build_draft_model(config: EngineConfig, tokenizer: Tokenizer) -> BuiltDraftModel | None:
+    """Return the model that drafts for a model with `tokenizer`; None if none is to.
+
+    Raises:
+        CheckpointUnusableError: as `build_core`.
+        ValueError: as `build_core`, or its tokens are others.
+    """
+    if config.speculation is None or config.speculation.model is None:
+        return None
+    built = build_core(
+        EngineConfig(
+            model=config.speculation.model,
+            device=config.device,
+            dtype=config.dtype,
+            load_format=config.load_format,
+            max_batch_size=1,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            prefill_chunk_size=config.prefill_chunk_size,
+            block_size=_DRAFT_BLOCK_SIZE,
+            kv_cache_memory=_DRAFT_KV_CACHE,
+            use_async_scheduling=False,
+            speculative_config="none",
+        )
+    )
+    size = built.info.vocab_size
+    if (
+        built.tokenizer.vocabulary_bytes(size) != tokenizer.vocabulary_bytes(size)
+        or size < tokenizer.ordinary_vocab_size
+    ):
+        raise ValueError(
+            f"`speculative_config` names the model {config.speculation.model!r}, whose tokens are not those of "
+            f"{config.model or 'the default model'}; take one with the same tokenizer."
+        )
+    return BuiltDraftModel(
+        model=DraftModel(built.core, max_seq_len=built.info.max_seq_len), num_parameters=built.info.num_parameters
+    )
 
 
 def choose_sharing(

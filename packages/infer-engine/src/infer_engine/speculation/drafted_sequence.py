@@ -12,7 +12,13 @@ from infer_engine.structured.errors import GrammarError
 if TYPE_CHECKING:
     from infer_engine.structured.bitmasks import Bitmask
 
-_EXPECTED = {Source.SHORT_MATCH: 0.4, Source.LONG_MATCH: 0.8, Source.PREDICTION: 0.9, Source.GRAMMAR: 0.9}
+_EXPECTED = {
+    Source.SHORT_MATCH: 0.4,
+    Source.LONG_MATCH: 0.8,
+    Source.PREDICTION: 0.9,
+    Source.GRAMMAR: 0.9,
+    Source.DRAFT_MODEL: 0.7,
+}
 _PROBE_EVERY = 32
 """Tokens after which drafts of a source that do not pay are tried again."""
 _PROBE = 2
@@ -34,6 +40,7 @@ class DraftedSequence:
     """
 
     __slots__ = (
+        "_draft_model_cost",
         "_last_drafts",
         "_num_accepted",
         "_num_drafts",
@@ -44,15 +51,26 @@ class DraftedSequence:
         "request",
     )
 
-    def __init__(self, request: Request, proposer: Proposer, *, on_accepted: Callable[[Request, int], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        proposer: Proposer,
+        *,
+        on_accepted: Callable[[Request, int], None],
+        draft_model_cost: float | None = None,
+    ) -> None:
         """Draft what `proposer` and the grammar of `request` propose.
 
-        `on_accepted` is called with the request for each draft that it takes, and the draft's number in its step.
+        `on_accepted` is called with the request for each draft that it takes, and the draft's number in its step. If
+        `proposer` is a model, `draft_model_cost` is the share of a step that one of its own takes.
         """
         self.request = request
         self._proposer = proposer
         self._on_accepted = on_accepted
+        self._draft_model_cost = draft_model_cost
         self._odds = {source: Odds(right) for source, right in _EXPECTED.items()}
+        if draft_model_cost is not None:
+            self._odds[Source.DRAFT_MODEL] = Odds(_EXPECTED[Source.DRAFT_MODEL], cost=draft_model_cost)
         self._last_drafts = dict.fromkeys(Source, 0)  # how long the request was when it got some
         self._source = Source.SHORT_MATCH  # of the drafts of the latest step
         self._num_drafts = self._num_accepted = 0  # of that step
@@ -65,20 +83,29 @@ class DraftedSequence:
 
     def draft(self, limit: int) -> list[_Draft]:
         """Return up to `limit` drafts: as many as are worth their rows."""
-        constraint, token_ids = self.request.constraint, self.request.token_ids
-        proposal = self._proposer.propose(token_ids, limit)
-        if constraint is not None and (forced := constraint.forced()):
-            proposal = Proposal(forced[:limit], Source.GRAMMAR)
+        constraint = self.request.constraint
+        forced = [] if constraint is None else constraint.forced()
+        proposal = Proposal(forced, Source.GRAMMAR) if forced else self._propose(limit)
         if not proposal.token_ids:
             return []
         source = self._source = proposal.source
-        best = self._odds[source].best_count(limit)
-        if not best and len(token_ids) - self._last_drafts[source] < _PROBE_EVERY:
+        best = self._best_count(source, limit)
+        if not best:
             return []
-        self._last_drafts[source] = len(token_ids)
-        best = best or min(_PROBE, limit)
+        self._last_drafts[source] = len(self.request.token_ids)
         drafts = proposal.token_ids[:best]
         return [_Draft(token_id, None) for token_id in drafts] if constraint is None else self._allowed(drafts, best)
+
+    def _propose(self, limit: int) -> Proposal:
+        if self._draft_model_cost is not None:  # what it makes costs time, so no more than are wanted
+            limit = self._best_count(Source.DRAFT_MODEL, limit)
+        return self._proposer.propose(self.request.token_ids, limit)
+
+    def _best_count(self, source: Source, limit: int) -> int:
+        """Return how many drafts of `source`, up to `limit`, are worth their cost, or are tried once again."""
+        best = self._odds[source].best_count(limit)
+        is_due = len(self.request.token_ids) - self._last_drafts[source] >= _PROBE_EVERY
+        return best or (min(_PROBE, limit) if is_due else 0)
 
     def rows(self, drafts: list[_Draft]) -> list[DraftRow]:
         """Return the rows of some of the first drafts that `draft` has returned, one for each."""

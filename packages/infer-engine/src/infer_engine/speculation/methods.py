@@ -9,11 +9,16 @@ from infer_engine.request import Request
 from infer_engine.scheduling import BaseScheduler
 from infer_engine.speculation.ngram import NgramProposer
 from infer_engine.speculation.proposals import Proposer
-from infer_engine.speculation.speculator import Speculator
+from infer_engine.speculation.speculator import MakeProposer, Speculator
 
 
 def make_speculator(
-    speculation: Speculation | None, *, max_rows: int, keeps_answers: bool
+    speculation: Speculation | None,
+    *,
+    max_rows: int,
+    keeps_answers: bool,
+    draft_model: MakeProposer | None = None,
+    draft_model_cost: float = 0.0,
 ) -> Callable[[BaseScheduler, StepCounts], Speculator] | None:
     """Return what makes the speculator over a scheduler; None where nothing is drafted.
 
@@ -21,9 +26,19 @@ def make_speculator(
         speculation: how tokens are drafted.
         max_rows: most rows of a step.
         keeps_answers: whether requests of one salt may find what others of it were answered.
+        draft_model: makes what drafts by a model, if that is the method.
+        draft_model_cost: as for `DraftedSequence`.
     """
     if speculation is None:
         return None
+    if draft_model is not None:
+        return partial(
+            Speculator,
+            draft_model,
+            num_tokens=speculation.num_tokens,
+            max_rows=max_rows,
+            draft_model_cost=draft_model_cost,
+        )
     if speculation.method == "ngram":
         shortest, longest = speculation.shortest, speculation.longest
         return partial(

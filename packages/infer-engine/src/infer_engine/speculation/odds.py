@@ -9,11 +9,12 @@ _WEIGHT = 0.2
 class Odds:
     """The share of drafts that were right, behind right ones, as a moving average."""
 
-    __slots__ = ("_right",)
+    __slots__ = ("_cost", "_right")
 
-    def __init__(self, right: float) -> None:
-        """Begin with an expected share."""
+    def __init__(self, right: float, *, cost: float = 0.0) -> None:
+        """Begin with an expected share; to make a draft costs `cost` of a step, beside its row."""
         self._right = right
+        self._cost = _ROW_COST + cost
 
     def note(self, num_accepted: int, num_drafts: int) -> None:
         """Note that of `num_drafts` the first `num_accepted` were right."""
@@ -25,8 +26,8 @@ class Odds:
         """Return with how many drafts, up to `limit`, a step gives most tokens for its cost; 0: they do not pay."""
         tokens = cost = 1.0
         gain, count = self._right, 0
-        while count < limit and gain * cost > _ROW_COST * tokens:
-            tokens, cost = tokens + gain, cost + _ROW_COST
+        while count < limit and gain * cost > self._cost * tokens:
+            tokens, cost = tokens + gain, cost + self._cost
             gain *= self._right
             count += 1
         return count

@@ -12,6 +12,7 @@ class Source(Enum):
     LONG_MATCH = "long match"
     PREDICTION = "prediction"
     GRAMMAR = "grammar"
+    DRAFT_MODEL = "draft model"
 
 
 class Proposal(NamedTuple):

@@ -31,10 +31,12 @@ class Speculator:
         num_tokens: int,
         max_rows: int,
         on_ended: Callable[[Request], None] = lambda _: None,
+        draft_model_cost: float | None = None,
     ) -> None:
         """Add up to `num_tokens` drafts of a request, up to `max_rows` rows of a step, and count them in `counts`.
 
         `scheduler` has the requests. `on_ended` is called with each request that had a proposer, after its end.
+        `draft_model_cost`: as for `DraftedSequence`.
         """
         self._make_proposer = make_proposer
         self._scheduler = scheduler
@@ -42,6 +44,7 @@ class Speculator:
         self._num_tokens = num_tokens
         self._max_rows = max_rows
         self._on_ended = on_ended
+        self._draft_model_cost = draft_model_cost
         self._sequences: dict[str, DraftedSequence] = {}
 
     def add_drafts(self, schedule: Schedule) -> None:
@@ -79,8 +82,12 @@ class Speculator:
         """Return the rows of up to `limit` drafts of `request`."""
         sequence = self._sequences.get(request.request_id)
         if sequence is None:
-            sequence = DraftedSequence(request, self._make_proposer(request), on_accepted=self._accept)
-            self._sequences[request.request_id] = sequence
+            sequence = self._sequences[request.request_id] = DraftedSequence(
+                request,
+                self._make_proposer(request),
+                on_accepted=self._accept,
+                draft_model_cost=self._draft_model_cost,
+            )
         num_tokens = len(request.token_ids)
         drafts = sequence.draft(max(0, min(limit, request.max_length - num_tokens - 1)))
         if not drafts:

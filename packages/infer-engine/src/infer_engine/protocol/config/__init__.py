@@ -137,7 +137,7 @@ class EngineConfig(ParallelOptions, ExecutionOptions, CacheOptions, SchedulerOpt
             )
         if self.speculation is not None:
             raise self.conflict(
-                "speculative_config", "tensor_parallel_size", why="and ranks verify no drafts", fix="leave it out"
+                self.speculation_field, "tensor_parallel_size", why="and ranks verify no drafts", fix="leave it out"
             )
         if self.batch_invariant:
             raise self.conflict(

@@ -5,8 +5,8 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from infer_engine.protocol.config.option_group import OptionGroup
-from infer_engine.protocol.config.speculation import Speculation, parse_speculation
-from infer_engine.protocol.values import COUNT, MAX_TIMEOUT_S, TIMEOUT, number, one_of, optional, switch
+from infer_engine.protocol.config.speculation import NUM_TOKENS, Speculation, parse_speculation
+from infer_engine.protocol.values import COUNT, MAX_TIMEOUT_S, TIMEOUT, number, one_of, optional, switch, text
 
 BatchingMode = Literal["static", "continuous"]
 SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priority"]
@@ -44,6 +44,8 @@ class SchedulerOptions(OptionGroup):
         speculative_config: Speculative decoding: tokens are drafted, and verified in one step. JSON as vLLM's, such as
             `{"method": "ngram", "num_speculative_tokens": 4}`, or `none`. No token changes. Left out: `suffix` on a CPU
             with C++ kernels, if the other values allow it and the model's layers have no states; else `none`.
+        speculative_model: A smaller model with the same tokenizer, which drafts: short for a `speculative_config` with
+            the method `draft_model` and this model. Left out: none.
     """
 
     max_batch_size: int | None = None
@@ -58,6 +60,7 @@ class SchedulerOptions(OptionGroup):
     max_prefill_tokens_beside_decodes: int | None = None
     use_async_scheduling: bool | None = None
     speculative_config: str | None = None
+    speculative_model: str | None = None
 
     CHECKS = MappingProxyType(
         {
@@ -73,6 +76,7 @@ class SchedulerOptions(OptionGroup):
             "max_prefill_tokens_beside_decodes": optional(COUNT),
             "use_async_scheduling": optional(switch()),
             "speculative_config": optional(parse_speculation),
+            "speculative_model": optional(text(r".*\S.*", "a folder, a GGUF file or a Hub id, as a string")),
         }
     )
 
@@ -82,7 +86,7 @@ class SchedulerOptions(OptionGroup):
             self.need_continuous(
                 scheduler_policy=self.scheduler_policy != "fcfs",
                 use_chunked_prefill=self.use_chunked_prefill is True,
-                speculative_config=self.speculation is not None,
+                **{self.speculation_field: self.speculation is not None},
             )
         elif self.batch_wait_timeout_s != DEFAULT_BATCH_WAIT_TIMEOUT_S:
             raise self.conflict(
@@ -101,9 +105,16 @@ class SchedulerOptions(OptionGroup):
             )
         if self.use_async_scheduling and self.speculation is not None:
             raise self.conflict(
-                "speculative_config",
+                self.speculation_field,
                 "use_async_scheduling",
                 why="and drafts go on from tokens that are known",
+                fix="leave one of them out",
+            )
+        if self.speculative_model is not None and self.speculative_config is not None:
+            raise self.conflict(
+                "speculative_model",
+                "speculative_config",
+                why="and both say how tokens are drafted",
                 fix="leave one of them out",
             )
 
@@ -120,13 +131,21 @@ class SchedulerOptions(OptionGroup):
     @property
     def speculation(self) -> Speculation | None:
         """How tokens are to be drafted; None: not at all, or as `default_speculation` says."""
+        if self.speculative_model is not None:
+            return Speculation(method="draft_model", num_tokens=NUM_TOKENS["draft_model"], model=self.speculative_model)
         return None if self.speculative_config is None else parse_speculation("", self.speculative_config)
+
+    @property
+    def speculation_field(self) -> str:
+        """The field that says how tokens are drafted."""
+        return "speculative_config" if self.speculative_model is None else "speculative_model"
 
     @property
     def default_speculation(self) -> Speculation | None:
         """How tokens are drafted where `speculative_config` is left out and drafts cost nothing else."""
-        is_free = self.speculative_config is None and self.batching_mode == "continuous"
-        return Speculation() if is_free and not self.use_async_scheduling else None
+        is_left_out = self.speculative_config is None and self.speculative_model is None
+        is_free = self.batching_mode == "continuous" and not self.use_async_scheduling
+        return Speculation() if is_left_out and is_free else None
 
     @property
     def chunks_prefill(self) -> bool:

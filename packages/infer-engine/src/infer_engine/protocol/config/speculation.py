@@ -9,15 +9,19 @@ from typing import Any, Literal, TypeGuard
 from infer_engine.protocol.stats import MAX_DRAFT_TOKENS
 from infer_engine.protocol.values import refusal
 
-SpeculationMethod = Literal["suffix", "ngram"]
+SpeculationMethod = Literal["suffix", "ngram", "draft_model"]
 
-_NUM_TOKENS: Mapping[str, int] = MappingProxyType({"suffix": MAX_DRAFT_TOKENS, "ngram": 4})
+NUM_TOKENS: Mapping[str, int] = MappingProxyType({"suffix": MAX_DRAFT_TOKENS, "ngram": 4, "draft_model": 4})
+"""Most drafts of a request in a step, by method, where `num_speculative_tokens` is left out."""
 _LOOKUPS = ("prompt_lookup_max", "prompt_lookup_min")
-_OF_METHOD = MappingProxyType({"suffix": ("suffix_decoding_max_cached_requests",), "ngram": _LOOKUPS})
+_OF_METHOD: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"suffix": ("suffix_decoding_max_cached_requests",), "ngram": ("model", *_LOOKUPS), "draft_model": ("model",)}
+)
 _ALLOWED = (
     'JSON such as {"method": "suffix", "num_speculative_tokens": 8}; the methods are `suffix`, with '
-    "`suffix_decoding_max_cached_requests` of 0 or more, and `ngram`, with `prompt_lookup_max` and `prompt_lookup_min` "
-    f"of 1 to {MAX_DRAFT_TOKENS}; `num_speculative_tokens` is of 1 to {MAX_DRAFT_TOKENS}; or `none`"
+    "`suffix_decoding_max_cached_requests` of 0 or more, `ngram`, with `prompt_lookup_max` and `prompt_lookup_min` "
+    f"of 1 to {MAX_DRAFT_TOKENS}, and `draft_model`, with a `model`; `num_speculative_tokens` is of 1 to "
+    f"{MAX_DRAFT_TOKENS}; or `none`"
 )
 
 
@@ -26,11 +30,12 @@ class Speculation:
     """How drafts are made.
 
     Attributes:
-        method: how: `suffix` or `ngram`.
+        method: how: `suffix`, `ngram` or `draft_model`.
         num_tokens: most drafts of a request in a step.
         uses_earlier_answers: with `suffix`, whether earlier answers are looked into.
         shortest: with `ngram`, fewest last tokens that are looked for in what came before.
         longest: most of them.
+        model: with `draft_model`, the model that drafts: a folder, a GGUF file or a Hub id.
     """
 
     method: SpeculationMethod = "suffix"
@@ -38,6 +43,7 @@ class Speculation:
     uses_earlier_answers: bool = True
     shortest: int = 2
     longest: int = 3
+    model: str | None = None
 
 
 def parse_speculation(name: str, value: object) -> Speculation | None:
@@ -53,14 +59,16 @@ def parse_speculation(name: str, value: object) -> Speculation | None:
         raise refusal(name, value, _ALLOWED)
     method = _method(fields)
     if method is None:
-        raise ValueError(f"`{name}` is {value!r}; its method must be `suffix` or `ngram`, which there are.")
+        raise ValueError(f"`{name}` is {value!r}; its method must be `suffix`, `ngram` or `draft_model`.")
     longest = fields.get("prompt_lookup_max", Speculation.longest)
     shortest = fields.get("prompt_lookup_min", min(longest, Speculation.shortest) if _is_count(longest) else longest)
-    num_tokens = fields.get("num_speculative_tokens", _NUM_TOKENS[method])
+    num_tokens = fields.get("num_speculative_tokens", NUM_TOKENS[method])
     num_answers = fields.get("suffix_decoding_max_cached_requests", 1)
-    is_known = fields.keys() <= {"method", "model", "num_speculative_tokens", *_OF_METHOD[method]}
+    is_known = fields.keys() <= {"method", "num_speculative_tokens", *_OF_METHOD[method]}
+    model = fields.get("model") if method == "draft_model" else None
     are_counts = all(map(_is_count, (longest, shortest, num_tokens))) and _is_whole(num_answers)
-    if not is_known or not are_counts or shortest > longest:
+    is_named = method != "draft_model" or (isinstance(model, str) and bool(model.strip()))
+    if not is_known or not are_counts or not is_named or shortest > longest:
         raise refusal(name, value, _ALLOWED)
     return Speculation(
         method=method,
@@ -68,17 +76,18 @@ def parse_speculation(name: str, value: object) -> Speculation | None:
         uses_earlier_answers=num_answers > 0,
         shortest=shortest,
         longest=longest,
+        model=model,
     )
 
 
 def _method(fields: Mapping[str, Any]) -> SpeculationMethod | None:
     """Return the method that `fields` ask for; None: one that there is not."""
-    if fields.get("model", "[ngram]") != "[ngram]":
-        return None
-    looks_up = "model" in fields or any(name in fields for name in _LOOKUPS)
-    match fields.get("method", "ngram" if looks_up else "suffix"):
+    looks_up = fields.get("model") == "[ngram]" or any(name in fields for name in _LOOKUPS)
+    match fields.get("method", "ngram" if looks_up else "draft_model" if "model" in fields else "suffix"):
         case "ngram" | "[ngram]":
-            return "ngram"
+            return "ngram" if fields.get("model", "[ngram]") == "[ngram]" else None
+        case "draft_model":
+            return "draft_model"
         case "suffix":
             return "suffix"
         case _:
