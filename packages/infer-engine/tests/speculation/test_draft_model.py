@@ -62,11 +62,11 @@ def test_the_short_form_names_the_model_alone() -> None:
     assert short.default_speculation is None
 
 
-def test_a_model_that_costs_more_than_it_gains_is_hardly_asked(twin_of: Callable[[str], Twin]) -> None:
+def test_a_model_that_costs_more_than_it_can_gain_is_not_asked(twin_of: Callable[[str], Twin]) -> None:
     engine = ModelEngine(twin_of("llama").folder, speculative_config=by(twin_of("llama").folder))
     engine.submit("a", random_prompt(9), max_tokens=100)
     engine.run()
-    assert 0 < engine.core.stats.num_draft_tokens <= 2 * 100 / 32
+    assert engine.core.stats.num_draft_tokens == 0
 
 
 def test_sequences_that_are_longer_than_it_takes_get_no_drafts(twin_of: Callable[[str], Twin], tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ _EXPECTED = {
     Source.GRAMMAR: 0.9,
     Source.DRAFT_MODEL: 0.7,
 }
-_PROBE_EVERY = 32
-"""Tokens after which drafts of a source that do not pay are tried again."""
+_SHORTEST_WAIT, _LONGEST_WAIT = 32, 512
+"""Tokens after which drafts of a source that do not pay are tried again: twice as many after each try in vain."""
 _PROBE = 2
 """Drafts of such a try."""
 
@@ -48,6 +48,7 @@ class DraftedSequence:
         "_on_accepted",
         "_proposer",
         "_source",
+        "_waits",
         "request",
     )
 
@@ -72,6 +73,7 @@ class DraftedSequence:
         if draft_model_cost is not None:
             self._odds[Source.DRAFT_MODEL] = Odds(_EXPECTED[Source.DRAFT_MODEL], cost=draft_model_cost)
         self._last_drafts = dict.fromkeys(Source, 0)  # how long the request was when it got some
+        self._waits = dict.fromkeys(Source, _SHORTEST_WAIT)
         self._source = Source.SHORT_MATCH  # of the drafts of the latest step
         self._num_drafts = self._num_accepted = 0  # of that step
 
@@ -79,6 +81,8 @@ class DraftedSequence:
         """Note how many drafts of the latest step were right."""
         if self._num_drafts:
             self._odds[self._source].note(self._num_accepted, self._num_drafts)
+            wait = _SHORTEST_WAIT if self._num_accepted else min(_LONGEST_WAIT, 2 * self._waits[self._source])
+            self._waits[self._source] = wait
         self._num_drafts = self._num_accepted = 0
 
     def draft(self, limit: int) -> list[_Draft]:
@@ -104,7 +108,7 @@ class DraftedSequence:
     def _best_count(self, source: Source, limit: int) -> int:
         """Return how many drafts of `source`, up to `limit`, are worth their cost, or are tried once again."""
         best = self._odds[source].best_count(limit)
-        is_due = len(self.request.token_ids) - self._last_drafts[source] >= _PROBE_EVERY
+        is_due = self._odds[source].may_pay and len(self.request.token_ids) - self._last_drafts[source] >= self._waits[source]
         return best or (min(_PROBE, limit) if is_due else 0)
 
     def rows(self, drafts: list[_Draft]) -> list[DraftRow]:

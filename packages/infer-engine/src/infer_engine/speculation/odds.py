@@ -16,6 +16,11 @@ class Odds:
         self._right = right
         self._cost = _ROW_COST + cost
 
+    @property
+    def may_pay(self) -> bool:
+        """Whether drafts would gain more than they cost if all of them were right."""
+        return self._cost < 1
+
     def note(self, num_accepted: int, num_drafts: int) -> None:
         """Note that of `num_drafts` the first `num_accepted` were right."""
         self._right = 1 - (1 - self._right) * (1 - _WEIGHT) ** num_accepted
