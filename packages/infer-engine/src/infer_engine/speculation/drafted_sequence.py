@@ -108,7 +108,8 @@ class DraftedSequence:
     def _best_count(self, source: Source, limit: int) -> int:
         """Return how many drafts of `source`, up to `limit`, are worth their cost, or are tried once again."""
         best = self._odds[source].best_count(limit)
-        is_due = self._odds[source].may_pay and len(self.request.token_ids) - self._last_drafts[source] >= self._waits[source]
+        waited = len(self.request.token_ids) - self._last_drafts[source]
+        is_due = self._odds[source].may_pay and waited >= self._waits[source]
         return best or (min(_PROBE, limit) if is_due else 0)
 
     def rows(self, drafts: list[_Draft]) -> list[DraftRow]:
