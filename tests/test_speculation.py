@@ -52,6 +52,7 @@ async def test_replies_of_every_family_are_those_without_drafts(family: str, tmp
     assert (accepted > 40) is (engine.stats.num_state_slots == 0)
 
 
+# Helicone/helicone#5817: accepted tokens are among those of the answer; vllm-project/vllm#50895: in streams too
 def test_a_prediction_of_the_answer_is_accepted_and_counted(demo_server: Any) -> None:
     client = openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="none")
     asked: dict[str, Any] = {
@@ -72,14 +73,14 @@ def test_a_prediction_of_the_answer_is_accepted_and_counted(demo_server: Any) ->
         details = found.usage and found.usage.completion_tokens_details
         accepted = (details and details.accepted_prediction_tokens) or 0
         assert (accepted > 25) is (number < 2)
+        assert found.usage
+        assert found.usage.completion_tokens == 50 >= accepted
         assert (details is None) or (details.rejected_prediction_tokens or 0) <= 20
-        chunks = client.chat.completions.create(
-            **asked,
-            prediction={"type": "content", "content": text},
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+        streamed: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = list(client.chat.completions.create(**asked, prediction=predicted, **streamed))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+        assert chunks[-1].usage
+        assert (chunks[-1].usage.completion_tokens_details is not None) is (number < 2)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_a_model_that_costs_more_than_it_can_gain_is_not_asked(twin_of: Callable
     assert engine.core.stats.num_draft_tokens == 0
 
 
+# ikawrakow/ik_llama.cpp#732: a draft model past its context made answers slower
 def test_sequences_that_are_longer_than_it_takes_get_no_drafts(twin_of: Callable[[str], Twin], tmp_path: Path) -> None:
     save_servable("qwen3", tmp_path, max_position_embeddings=24)
     engine = cheap(ModelEngine(twin_of("llama").folder, speculative_config=by(tmp_path)))
@@ -80,6 +81,7 @@ def test_sequences_that_are_longer_than_it_takes_get_no_drafts(twin_of: Callable
     assert engine.core.stats.num_draft_tokens > 0
 
 
+# LostRuins/koboldcpp#2325
 def test_a_model_with_other_tokens_is_refused(twin_of: Callable[[str], Twin]) -> None:
     with pytest.raises(ValueError, match="whose tokens are not those of"):
         LLM(str(twin_of("llama").folder), max_seq_len=64, speculative_config=by(Path("infer-demo")))

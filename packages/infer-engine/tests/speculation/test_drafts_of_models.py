@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from infer_engine import LLM
 from infer_engine.assembly.core import load_tokenizer
 from infer_engine.messages import TokenOutput
-from infer_engine.protocol import EngineConfig, SamplingParams, StructuredOutputs
+from infer_engine.protocol import EngineConfig, SamplingParams, StructuredOutputs, Tool
 from infer_engine.speculation.proposals import Proposal
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.testing.formula import tokens_of
 from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, Twin, random_prompt
 from infer_kernels.checks.pairwise import parametrize_each_value
+from infer_models.testing import save_scripted
 
 PROMPTS = {"a": random_prompt(9), "b": random_prompt(3) * 4, "c": random_prompt(17)}
 SCHEMA = {
@@ -98,6 +100,7 @@ def check(folder: Any, asked: dict[str, Any], *, right: float, **config: Any) ->
     return drafting
 
 
+# vllm-project/vllm#41758, #6285: greedy answers were others
 @pytest.mark.covers("scheduling/no-draft-changes-a-token")
 @parametrize_each_value(
     family=ALL_FAMILIES, asked=["greedy", "drawn", "nearly greedy"], graphs=[None, False], right=[0.0, 0.6, 1.0]
@@ -113,7 +116,7 @@ def test_tokens_of_models_are_those_without_drafts(
 
 
 # vllm-project/vllm#40875, #36138, #10442: drafts were not held to grammars, nor to the arguments of calls
-# vllm-project/vllm#47616: log-probabilities behind a stop string
+# vllm-project/vllm#47616, #17876: log-probabilities behind a stop string, or none
 @parametrize_each_value(
     family=[each for each in FAMILIES if each != "qwen3_5"], asked=list(ASKED), right=[0.0, 0.6, 1.0], size=[4, 16]
 )
@@ -126,6 +129,7 @@ def test_whatever_a_request_asks_for_it_gets_drafts_and_the_same_answer(
     assert stats.num_accepted_tokens > 10 or right < 1
 
 
+# sgl-project/sglang#2025, #2045: forced texts changed what came behind them
 @pytest.mark.covers("structured-tools-agents/forced-text")
 @pytest.mark.parametrize("config", [{}, {"speculative_config": "none"}])
 def test_the_only_text_that_a_grammar_allows_comes_in_the_tokenizers_own_tokens(config: dict[str, Any]) -> None:
@@ -163,6 +167,28 @@ def test_over_the_library_texts_and_stops_are_the_same() -> None:
             found = [(c.text, c.token_ids, c.finish_reason) for c in llm.generate(prompts, each, use_tqdm=False)]
             assert found == expected
     assert all(llm.stats.num_accepted_tokens > 0 for llm in drafting)
+
+
+# vllm-project/vllm#56077: calls whose arguments were lost or mangled where drafts came from the conversation
+def test_calls_of_tools_that_were_made_before_are_drafted_and_are_the_same(tmp_path: Path) -> None:
+    pieces = ["I look.", "\n<tool_call>", '\n{"name": "look"', ', "arguments"', ': {"city"', ': "Oslo"', ', "days"']
+    template = (
+        "{% if tools %}Tools: {{ tools | tojson }}, as <tool_call>{...}</tool_call>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    save_scripted(tmp_path, [*pieces, ": 3", "}}", "\n</tool_call>", "Done."], chat_template=template)
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    tool = Tool(name="look", parameters=parameters)
+    answers = []
+    for config in ("none", '{"num_speculative_tokens": 8}'):
+        llm = LLM(str(tmp_path), max_seq_len=512, speculative_config=config)
+        for question in ("Where?", "Where is it?", "Where?"):
+            messages = [{"role": "user", "content": question}]
+            [done] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=40), tools=[tool], use_tqdm=False)
+            answers.append((done.token_ids, done.text, done.tool_calls, done.finish_reason))
+    assert answers[:3] == answers[3:]
+    assert [call.arguments for _, _, calls, _ in answers for call in calls] == ['{"city": "Oslo", "days": 3}'] * 6
+    assert llm.stats.num_accepted_tokens > 10
 
 
 def test_a_prediction_is_drafted_and_changes_no_token() -> None:

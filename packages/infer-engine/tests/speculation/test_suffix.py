@@ -110,6 +110,7 @@ def test_earlier_answers_are_found_by_the_end_of_their_question_under_the_same_s
         assert SuffixProposer(history=history.of(salt)).propose(prompt, 16).token_ids == expected
 
 
+# ggml-org/llama.cpp#21815: places that were noted before the text became shorter
 def test_answers_that_come_and_go_under_a_sequence_are_none_of_its_drafts_later() -> None:
     history = AnswerHistory()
     history.add(None, [*range(5_000), 7, 8, 9], num_prompt_tokens=3)
