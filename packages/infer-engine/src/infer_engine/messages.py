@@ -6,7 +6,7 @@ The same messages serve a core in this thread, in another thread or in another p
 import msgspec
 
 from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, RequestFailure, SamplingParams, TokenLogprob
-from infer_engine.protocol.stats import NO_DRAFTS, DraftCounts
+from infer_engine.protocol.stats import DraftCounts
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
 
@@ -143,7 +143,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
         num_prompt_tokens: tokens of the prompt.
         num_completion_tokens: tokens generated so far.
         num_cached_tokens: prompt tokens whose keys and values came from the prefix cache.
-        drafts: its drafts so far.
+        drafts: its drafts so far; None: there were none.
     """
 
     request_id: str
@@ -155,7 +155,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int = 0
-    drafts: DraftCounts = NO_DRAFTS
+    drafts: DraftCounts | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):

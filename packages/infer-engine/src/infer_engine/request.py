@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from infer_cache.block_hashes import BlockHashes
 from infer_engine.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
-from infer_engine.protocol.stats import NO_DRAFTS
 
 if TYPE_CHECKING:
     from infer_engine.chat.call_constraint import CallConstraint
     from infer_engine.chat.thinking_constraint import ThinkingConstraint
+    from infer_engine.protocol.stats import DraftCounts
     from infer_engine.structured.allowed_tokens import AllowedTokens
     from infer_engine.structured.constraint import TokenConstraint
 
@@ -68,7 +68,7 @@ class Request:
         last_step: the latest step that computed it.
         has_ended: whether it finished, failed or was aborted.
         has_failed_scheduling: whether scheduling it has raised an exception. The second time it fails.
-        draft_counts: its drafts so far.
+        draft_counts: its drafts so far; None: there were none.
         drafts: tokens at the end of `token_ids` that it may or may not take; only a `DraftRow` has some.
     """
 
@@ -144,7 +144,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt_logprobs else None
         self.row = -1
         self.pending_row = -1
-        self.draft_counts = NO_DRAFTS
+        self.draft_counts: DraftCounts | None = None
         self.last_step = -1
         self.has_ended = False
         self.has_failed_scheduling = False

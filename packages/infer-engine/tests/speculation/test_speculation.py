@@ -137,7 +137,7 @@ def test_a_step_has_no_more_rows_of_drafts_than_it_may(most: int) -> None:
     assert [count > 0 for count in accepted] == [place < most for place in range(len(accepted))]
 
 
-def test_drafts_go_on_in_the_next_block_but_take_none_that_another_needs() -> None:
+def test_drafts_go_on_in_the_next_block_also_where_memory_is_scarce() -> None:
     asked: list[tuple[int, int]] = []
     served = engine(1.0, asked, block_size=4)
     run(served, {"a": 40})
@@ -149,13 +149,24 @@ def test_drafts_go_on_in_the_next_block_but_take_none_that_another_needs() -> No
     assert small.core.stats.num_drafts > 0
 
 
+def test_drafts_take_no_block_that_a_running_request_may_need_next() -> None:
+    served = engine(0.0, block_size=4, num_blocks=3)
+    served.submit("a", [1, 2, 3], max_tokens=9)
+    served.step()
+    scheduler = served.core._scheduler  # noqa: SLF001 - what is asked of it depends on luck
+    [request] = scheduler.requests()
+    assert [scheduler.extend_for_drafts(request, size, Schedule()) for size in (4, 8, 12)] == [4, 8, 8]
+    assert served.num_free_blocks == 1
+
+
 def test_a_request_says_how_many_of_its_drafts_it_took() -> None:
     served = engine(1.0)
     outputs = run(served, {"a": 30})["a"]
     drafts, stats = outputs[-1].drafts, served.core.stats
+    assert drafts is not None
     assert (drafts.num_drafted, drafts.num_accepted) == (stats.num_draft_tokens, stats.num_accepted_tokens)
     assert drafts.num_predicted == 0
-    assert outputs[0].drafts.num_drafted == 0
+    assert outputs[0].drafts is None
     served.submit("b", [1, 2, 3], max_tokens=30)
     for _ in range(4):
         served.step()

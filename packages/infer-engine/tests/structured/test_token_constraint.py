@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -163,3 +163,48 @@ def test_the_vocabulary_is_made_when_the_first_grammar_comes() -> None:
     for letter in "ab":
         grammars.compile(to_grammar_text(StructuredOutputs(regex=letter)))
     assert len(made) == 1
+
+
+def encoder(kind: str) -> tuple[list[bytes], Callable[[str], list[int]]]:
+    """Return the tokens of a tokenizer, and how it encodes a text by itself."""
+    words = ["customer", "_", "number", "cust", '":', "{", '"', "é", *"abcdefghijklmnopqrstuvwxyz", "\n"]
+    if kind == "bytes":
+        return [word.encode() for word in words], lambda text: greedy(text, words)
+    spaced = [f" {word}" for word in words]  # as SentencePiece puts a blank before a text
+    tokens = [*words, *spaced, " "]
+    return [word.encode() for word in tokens], lambda text: greedy(f" {text}", tokens)
+
+
+def greedy(text: str, words: list[str]) -> list[int]:
+    found = []
+    while text:
+        best = max((word for word in words if text.startswith(word)), key=len)
+        found.append(words.index(best))
+        text = text[len(best) :]
+    return found
+
+
+# guidance-ai/llguidance#267 and mlc-ai/xgrammar#776: forced texts in tokens that a model does not write
+@pytest.mark.parametrize("kind", ["bytes", "blank before a text"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"customer_number":', ["{", '"', "customer", "_", "number", '":']),
+        (b"", []),
+        ("né".encode(), ["n", "é"]),
+        ("né".encode()[:-1], ["n"]),  # a character that is not whole
+        ("é".encode()[1:] + b"n", []),  # a text that begins within one
+    ],
+)
+def test_a_text_is_tokenized_as_within_another_one(kind: str, text: bytes, expected: list[str]) -> None:
+    tokens, encode = encoder(kind)
+    vocabulary = Vocabulary(tokens, special_ids=[], eos_token_ids=[], encode=encode)
+    for _ in range(2):  # the second time it is known
+        assert [tokens[i].decode() for i in vocabulary.tokenize(text)] == expected
+
+
+def test_a_text_that_the_tokenizer_changes_or_cannot_encode_has_no_tokens() -> None:
+    tokens = [b"a", b"b"]
+    for encode in (lambda _: [1], lambda _: []):
+        assert Vocabulary(tokens, special_ids=[], eos_token_ids=[], encode=encode).tokenize(b"a") == []
+    assert Vocabulary(tokens, special_ids=[], eos_token_ids=[]).tokenize(b"a") == []

@@ -269,7 +269,7 @@ def build_draft_model(config: EngineConfig, tokenizer: Tokenizer) -> BuiltDraftM
         or size < tokenizer.ordinary_vocab_size
     ):
         raise ValueError(
-            f"`speculative_config` names the model {config.speculation.model!r}, whose tokens are not those of "
+            f"`{config.speculation_field}` names the model {config.speculation.model!r}, whose tokens are not those of "
             f"{config.model or 'the default model'}; take one with the same tokenizer."
         )
     return BuiltDraftModel(

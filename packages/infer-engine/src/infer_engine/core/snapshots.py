@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from infer_engine.protocol import BatchSnapshot, EngineStats, SequenceSnapshot
 from infer_engine.protocol.snapshot import MAX_BLOCKS_SHOWN, MAX_SEQUENCES_SHOWN
+from infer_engine.protocol.stats import NO_DRAFTS
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import KVCacheManager
 
@@ -27,7 +28,7 @@ def take_snapshot(requests: Iterable[Request], kv_cache_manager: KVCacheManager,
                 num_computed_tokens=request.num_computed_tokens,
                 num_cached_tokens=request.num_cached_tokens,
                 num_completion_tokens=request.num_completion_tokens,
-                drafts=request.draft_counts,
+                drafts=request.draft_counts or NO_DRAFTS,
                 block_ids=blocks.block_tables.get(request.request_id, []),
             )
             for request in islice(requests, MAX_SEQUENCES_SHOWN)

@@ -15,6 +15,7 @@ from infer_engine.protocol import (
     RequestFailure,
     StepOutput,
 )
+from infer_engine.protocol.stats import NO_DRAFTS
 from infer_models.text import StopStringMatcher
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class OutputProcessor:
             num_completion_tokens=output.num_completion_tokens - len(output.token_ids) + num_tokens,
             num_reasoning_tokens=self._num_reasoning_tokens,
             num_cached_tokens=output.num_cached_tokens,
-            drafts=output.drafts,
+            drafts=output.drafts or NO_DRAFTS,
             logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
             prompt_logprobs=output.prompt_logprobs,
         )

@@ -83,10 +83,7 @@ class RunningBatch:
 
     def cache_blocks(self, request: Request, num_tokens: int, schedule: Schedule) -> None:
         """Cache the blocks that are full once `schedule` has computed the first `num_tokens` tokens."""
-        if request.block_hashes is None:
-            return
-        block_hashes = request.block_hashes.upto(request.token_ids, num_tokens)
-        self._kv_cache_manager.cache_blocks(request.request_id, block_hashes, num_tokens)
+        block_hashes = self._cache_blocks(request, num_tokens)
         size = self._kv_cache_manager.block_size
         schedule.pending_hashes.update(block_hashes[request.num_computed_tokens // size : num_tokens // size])
 
@@ -101,10 +98,8 @@ class RunningBatch:
 
     def cache_computed_block(self, request: Request) -> None:
         """Cache the block that the last computed token fills, if it fills one; all computed tokens must be certain."""
-        num_tokens = request.num_computed_tokens
-        if num_tokens % self._kv_cache_manager.block_size == 0 and request.block_hashes is not None:
-            block_hashes = request.block_hashes.upto(request.token_ids, num_tokens)
-            self._kv_cache_manager.cache_blocks(request.request_id, block_hashes, num_tokens)
+        if request.num_computed_tokens % self._kv_cache_manager.block_size == 0:
+            self._cache_blocks(request, request.num_computed_tokens)
 
     def extend_for_drafts(self, request: Request, num_tokens: int, schedule: Schedule) -> int:
         """Allocate blocks for `num_tokens` tokens, if others need none of these; return how many have room."""
@@ -127,6 +122,14 @@ class RunningBatch:
             self._preempt_for_blocks(self._choose_victim(), schedule)
             if request.state is RequestState.WAITING:
                 return False
+
+    def _cache_blocks(self, request: Request, num_tokens: int) -> list[bytes]:
+        """Cache the blocks of the first `num_tokens` tokens; return their hashes, none if it shares no blocks."""
+        if request.block_hashes is None:
+            return []
+        block_hashes = request.block_hashes.upto(request.token_ids, num_tokens)
+        self._kv_cache_manager.cache_blocks(request.request_id, block_hashes, num_tokens)
+        return block_hashes
 
     def _try_extend(self, request: Request, num_tokens: int, schedule: Schedule) -> bool:
         """Allocate blocks for the first `num_tokens` tokens; return whether enough were free."""

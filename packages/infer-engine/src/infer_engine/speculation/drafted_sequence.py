@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from infer_engine.protocol.stats import NO_DRAFTS
 from infer_engine.request import Request
+from infer_engine.speculation.acceptance_rate import AcceptanceRate
 from infer_engine.speculation.drafts import AllowedAfterDrafts, DraftRow
-from infer_engine.speculation.odds import Odds
 from infer_engine.speculation.proposals import Proposal, Proposer, Source
 from infer_engine.structured.errors import GrammarError
 
@@ -44,9 +45,9 @@ class DraftedSequence:
         "_last_drafts",
         "_num_accepted",
         "_num_drafts",
-        "_odds",
         "_on_accepted",
         "_proposer",
+        "_rates",
         "_source",
         "_waits",
         "request",
@@ -69,9 +70,9 @@ class DraftedSequence:
         self._proposer = proposer
         self._on_accepted = on_accepted
         self._draft_model_cost = draft_model_cost
-        self._odds = {source: Odds(right) for source, right in _EXPECTED.items()}
+        self._rates = {source: AcceptanceRate(right) for source, right in _EXPECTED.items()}
         if draft_model_cost is not None:
-            self._odds[Source.DRAFT_MODEL] = Odds(_EXPECTED[Source.DRAFT_MODEL], cost=draft_model_cost)
+            self._rates[Source.DRAFT_MODEL] = AcceptanceRate(_EXPECTED[Source.DRAFT_MODEL], cost=draft_model_cost)
         self._last_drafts = dict.fromkeys(Source, 0)  # how long the request was when it got some
         self._waits = dict.fromkeys(Source, _SHORTEST_WAIT)
         self._source = Source.SHORT_MATCH  # of the drafts of the latest step
@@ -80,7 +81,7 @@ class DraftedSequence:
     def settle(self) -> None:
         """Note how many drafts of the latest step were right."""
         if self._num_drafts:
-            self._odds[self._source].note(self._num_accepted, self._num_drafts)
+            self._rates[self._source].note(self._num_accepted, self._num_drafts)
             wait = _SHORTEST_WAIT if self._num_accepted else min(_LONGEST_WAIT, 2 * self._waits[self._source])
             self._waits[self._source] = wait
         self._num_drafts = self._num_accepted = 0
@@ -107,9 +108,9 @@ class DraftedSequence:
 
     def _best_count(self, source: Source, limit: int) -> int:
         """Return how many drafts of `source`, up to `limit`, are worth their cost, or are tried once again."""
-        best = self._odds[source].best_count(limit)
+        best = self._rates[source].best_count(limit)
         waited = len(self.request.token_ids) - self._last_drafts[source]
-        is_due = self._odds[source].may_pay and waited >= self._waits[source]
+        is_due = self._rates[source].may_pay and waited >= self._waits[source]
         return best or (min(_PROBE, limit) if is_due else 0)
 
     def rows(self, drafts: list[_Draft]) -> list[DraftRow]:
@@ -158,6 +159,6 @@ class DraftedSequence:
 
     def _count(self, *, drafted: int = 0, accepted: int = 0) -> None:
         are_predicted = self._source is Source.PREDICTION
-        self.request.draft_counts = self.request.draft_counts.plus(
+        self.request.draft_counts = (self.request.draft_counts or NO_DRAFTS).plus(
             drafted=drafted, accepted=accepted, are_predicted=are_predicted
         )

@@ -1,4 +1,4 @@
-"""`Odds`: how likely a draft of one source is right, and how many drafts are worth their rows."""
+"""`AcceptanceRate`: how likely a draft of one source is right, and how many drafts are worth their rows."""
 
 _ROW_COST = 0.25
 """What a further row costs of a step with one, of small models on a CPU, whose products are bound by arithmetic."""
@@ -6,7 +6,7 @@ _WEIGHT = 0.2
 """Weight of the latest draft in the moving average."""
 
 
-class Odds:
+class AcceptanceRate:
     """The share of drafts that were right, behind right ones, as a moving average."""
 
     __slots__ = ("_cost", "_right")
