@@ -55,7 +55,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_python_snippet_runs(serve: Serve, chatty: Path) -> None:
     programs = snippets("docs/clients.md", "python")
-    assert len(programs) == 5
+    assert len(programs) == 6
     with serve("--model", str(chatty)) as server:
         for program in programs:
             run_program(program.replace(ADDRESS, server.url))

@@ -25,7 +25,10 @@ from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_engine import LLM, SamplingParams
 from infer_engine.protocol import StructuredOutputs, Tool
+from infer_engine.speculation.suffix import SuffixProposer
 
+MOST_US = 20
+"""Most microseconds that drafts of a step may take."""
 LEAST = 0.98
 """Least ratio where drafts are rejected, or none are made."""
 
@@ -41,6 +44,7 @@ _STORIES: list[list[Message]] = [
     for number in range(4)
     for thing in ("fox", "ship", "clock", "garden")
 ]
+_STORY = "Once upon a time there was a fox who"
 _TASKS = ("List the files.", "Open the second one.", "What does it say about costs?", "Write a summary of it.")
 _TOOL = Tool(
     name="open_file",
@@ -95,7 +99,7 @@ def replay(llm: LLM, params: SamplingParams, _: str) -> Answers:
 def predicted(llm: LLM, params: SamplingParams, salt: str) -> Answers:
     """Answer what is predicted: the whole answer, which is known once it was given."""
     key = params.temperature
-    [done] = llm.chat(_STORIES[1], params, prediction=_PREDICTIONS.get(key), cache_salt=salt, use_tqdm=False)
+    [done] = llm.generate(_STORY, params, prediction=_PREDICTIONS.get(key), cache_salt=salt, use_tqdm=False)
     _PREDICTIONS[key] = done.text
     return [tuple(done.token_ids)]
 
@@ -122,6 +126,17 @@ WORKLOADS: Mapping[str, Run] = {
     "free": chat(_STORIES[:1]),
     "together": chat(_STORIES),
 }
+
+
+def propose_us(answer: Sequence[int]) -> float:
+    """Return the median of the microseconds in which the tokens of an answer are drafted, one after another."""
+    proposer, known, times = SuffixProposer(), list[int](), []
+    for token_id in answer:
+        known.append(token_id)
+        started = time.perf_counter()
+        proposer.propose(known, 16)
+        times.append(1e6 * (time.perf_counter() - started))
+    return statistics.median(times)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,6 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{table(head, rows)}")
     if not args.quick:
         save("speculation", {"model": engines["with"].info.model, "config": config, **results}, args.out)
+    drafted_us = propose_us([token_id for answer in answers["with"] for token_id in answer])
+    print(f"\nThe drafts of a step take {drafted_us:.1f} us.")
     limits = [Limit(what="rounds whose tokens differ", value=num_different, most=0)]
     if not args.quick:
         limits += [
@@ -192,4 +209,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in ("free", "together")
             if name in results
         ]
+        limits.append(Limit(what="drafts of a step, us", value=drafted_us, most=MOST_US))
     return judge(limits)

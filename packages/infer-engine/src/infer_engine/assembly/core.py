@@ -1,5 +1,6 @@
 """Assembles an `EngineCore`: model runner, KV cache manager, scheduler. Imports torch only when it builds one here."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from infer_models.text import Tokenizer, dummy_tokenizer
 if TYPE_CHECKING:
     from infer_engine.executor.executor import RankOptions
 
+
+logger = logging.getLogger(__name__)
 
 _DRAFT_BLOCK_SIZE = 16
 """Tokens of a block of a draft model: what is behind the last whole block is computed again for each draft."""
@@ -142,6 +145,8 @@ def build_core(
             encode=partial(tokenizer.encode, add_special_tokens=False),
         )
     )
+    if (drafts := loaded.speculation) is not None:
+        logger.info("Speculative decoding by `%s`, up to %d draft tokens", drafts.method, drafts.num_tokens)
     core = assemble_core(
         parts if wrap_parts is None else wrap_parts(parts),
         eos_token_ids=loaded.eos_token_ids,
