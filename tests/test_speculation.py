@@ -48,8 +48,7 @@ async def test_replies_of_every_family_are_those_without_drafts(family: str, tmp
     without, drafted = replies[: len(replies) // 2], replies[len(replies) // 2 :]
     assert [each["choices"] for each in drafted] == [each["choices"] for each in without]
     assert [each["usage"] for each in drafted] == [each["usage"] for each in without]
-    accepted = sum(value for name, value in counted.items() if "spec_decode_num_accepted_tokens_total" in str(name))
-    assert (accepted > 40) is (engine.stats.num_state_slots == 0)
+    assert sum(value for name, value in counted.items() if "spec_decode_num_accepted_tokens_total" in str(name)) > 40
 
 
 # Helicone/helicone#5817: accepted tokens are among those of the answer; vllm-project/vllm#50895: in streams too

@@ -5,14 +5,14 @@ a stale or foreign state shows at once.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_cache import BlockHashes, HybridKVCacheManager, StateSlots
+from infer_cache import BlockHashes, HybridKVCacheManager, StateMove, StateSlots
 
 BLOCK = 4
 
@@ -39,11 +39,12 @@ class Traffic:
             slots=StateSlots(num_slots, slots_per_sequence=slots_per_sequence, keeps_states=keeps),
             keeps_prefixes=keeps,
         )
+        self.slots_per_sequence = slots_per_sequence
         self.held: dict[int, tuple[int, ...]] = {}  # by slot, the tokens of its state
         self.running: list[Sequence] = []
         self.prompts: list[list[int]] = [[1, 2, 3] * 6]
         self.num_names = 0
-        self.num_cached = 0
+        self.num_cached = self.num_accepted = 0
 
     def arrive(self) -> None:
         """Admit a new prompt: one that was seen, up to a point, and then something else."""
@@ -95,6 +96,13 @@ class Traffic:
             read = moves[sequence.name].read
             expected = tuple(sequence.tokens[: sequence.computed])
             assert expected == (() if read < 0 else self.held[read]), "a state of other tokens is read"
+        drafted = {
+            sequence.name: self.manager.move_drafts(sequence.name, self.random.choice((0, 0, 1, 3)))
+            for sequence, end in chunks
+            if end == len(sequence.tokens)
+        }
+        slots = written + [move.write for of_one in drafted.values() for move in of_one]
+        assert len(slots) == len(set(slots))
         if fails:
             for sequence, _ in chunks:
                 self.end(sequence, num_kept=sequence.computed)
@@ -103,6 +111,26 @@ class Traffic:
             self.held[moves[sequence.name].write] = tuple(sequence.tokens[:end])
             sequence.computed = end
             if end == len(sequence.tokens):
+                sequence.tokens.append(self.random.randrange(3))
+                self.verify(sequence, moves[sequence.name].write, drafted[sequence.name])
+            self.manager.release_drafts(sequence.name, sequence.computed)
+
+    def verify(self, sequence: Sequence, slot: int, moves: Iterable[StateMove]) -> None:
+        """Draft tokens of which some are right, and take those."""
+        drafts = self.random.choices(range(3), k=9)
+        is_right = True
+        for move in moves:
+            assert move.read == slot
+            slot, draft = move.write, drafts.pop()
+            behind = (*self.held[move.read], draft)
+            self.held[slot] = behind
+            is_right = is_right and tuple(sequence.tokens) == behind
+            if is_right:
+                sequence.computed += 1
+                self.num_accepted += 1
+                if sequence.computed % BLOCK == 0 and sequence.computed <= self.manager.capacity(sequence.name):
+                    hashes = sequence.hashes.upto(sequence.tokens, sequence.computed)
+                    self.manager.cache_blocks(sequence.name, hashes, sequence.computed)
                 sequence.tokens.append(self.random.randrange(3))
 
     def end(self, sequence: Sequence, *, num_kept: int | None = None) -> None:
@@ -129,6 +157,8 @@ class Traffic:
             else:
                 self.step()
             assert self.manager.audit() == []
+            held = [len(each.held) for each in self.manager.slots._sequences.values()]  # noqa: SLF001 - no draft's is left
+            assert max(held, default=0) <= self.slots_per_sequence
 
 
 @given(
@@ -156,6 +186,7 @@ def test_the_traffic_finds_prefixes() -> None:
     for traffic in found:
         traffic.run(80)
     assert sum(traffic.num_cached for traffic in found) > 100
+    assert sum(traffic.num_accepted for traffic in found) > 50
 
 
 @pytest.fixture

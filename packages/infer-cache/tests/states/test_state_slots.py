@@ -152,6 +152,62 @@ def test_with_a_step_in_flight_its_slots_are_not_written() -> None:
         assert after.write not in before
 
 
+@pytest.mark.parametrize("num_right", range(5))
+def test_the_next_step_reads_the_state_behind_the_last_draft_that_was_right(num_right: int) -> None:
+    states = slots(8)
+    states.open("a")
+    states.move("a", 0, 5)
+    step = states.move("a", 5, 6)
+    drafts = states.move_drafts("a", 4)
+    assert [move.read for move in drafts] == [step.write, *(move.write for move in drafts[:-1])]
+    assert len({*step, *(move.write for move in drafts)}) == 6
+    computed = 6 + num_right
+    states.release_drafts("a", computed)
+    assert states.counts.num_free_state_slots == 6
+    assert states.move("a", computed, computed + 1).read == [step, *drafts][num_right].write
+
+
+@pytest.mark.parametrize(("num_slots", "num_drafts"), [(4, 0), (5, 1), (7, 3), (9, 4)])
+def test_drafts_take_no_slot_that_a_sequence_may_need(num_slots: int, num_drafts: int) -> None:
+    states = slots(num_slots)
+    for name in "ab":
+        states.open(name)
+        states.move(name, 0, 5)
+        states.move(name, 5, 6)
+    assert len(states.move_drafts("a", 4)) == num_drafts
+    states.move("b", 6, 7)
+    assert len(states.move_drafts("b", 9)) == max(0, num_slots - 4 - num_drafts)
+    assert states.can_open is (num_slots >= 6)
+    states.release_drafts("a", 6)
+    states.release_drafts("b", 7)
+    if num_slots >= 6:
+        states.open("c")
+        states.move("c", 0, 1)
+
+
+def test_a_block_that_a_right_draft_fills_leaves_its_state_to_others() -> None:
+    states = slots(8)
+    states.open("a")
+    states.move("a", 0, 6)
+    drafts = states.move_drafts("a", 4)
+    states.keep("a", 8, b"eight")
+    states.release_drafts("a", 10)
+    assert states.find(b"eight") == drafts[1].write
+    states.move("a", 10, 11)
+    assert states.find(b"eight") == drafts[1].write
+
+
+def test_the_drafts_of_a_sequence_that_is_gone_are_nobodys() -> None:
+    states = slots(8)
+    states.open("a")
+    states.move("a", 0, 5)
+    states.move_drafts("a", 3)
+    states.close("a")
+    states.release_drafts("a", 5)
+    assert states.counts.num_free_state_slots == 8
+    assert states.audit(group=1) == []
+
+
 @pytest.mark.parametrize(("num_slots", "per_sequence"), [(4, 1), (1, 2)])
 def test_sizes_that_no_sequence_can_run_with_are_refused(num_slots: int, per_sequence: int) -> None:
     with pytest.raises(ValueError, match=r"`(slots_per_sequence|num_slots)` is 1"):

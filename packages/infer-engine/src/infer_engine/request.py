@@ -6,7 +6,7 @@ WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, sto
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from infer_cache.block_hashes import BlockHashes
@@ -14,6 +14,7 @@ from infer_engine.messages import Submit
 from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
+    from infer_cache.states.sequence_states import StateMove
     from infer_engine.chat.call_constraint import CallConstraint
     from infer_engine.chat.thinking_constraint import ThinkingConstraint
     from infer_engine.protocol.stats import DraftCounts
@@ -223,6 +224,10 @@ class Request:
     def verified(self) -> "Request | None":
         """Return the request whose next token is the one chosen for this row of a step; None: no request's."""
         return self
+
+    def state_move(self, moves: "Mapping[str, StateMove]") -> "StateMove":
+        """Return the slots of its state among those of a step, `moves` by request id."""
+        return moves[self.request_id]
 
     def append_token(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token; return the finish reason if it ends the request, else None."""

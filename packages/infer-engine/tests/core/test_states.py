@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from infer_engine.speculation.speculator import MAX_DRAFT_ROWS
 from infer_engine.testing.models import STATE_FAMILIES, ModelEngine, random_prompt, sound_tokens
 
 NUM_TOKENS = 9
@@ -152,7 +153,9 @@ def test_a_salt_keeps_states_apart(folder: Path) -> None:
 @pytest.mark.covers("configuration/state-cache-memory")
 @every_family
 def test_the_states_memory_is_the_arithmetic(folder: Path) -> None:
-    assert ModelEngine(folder, max_batch_size=6).info.num_state_slots == 6 * (2 + 4)
+    assert ModelEngine(folder, max_batch_size=6).info.num_state_slots == 6 * (2 + 4) + MAX_DRAFT_ROWS
+    without_drafts = ModelEngine(folder, max_batch_size=6, speculative_config="none")
+    assert without_drafts.info.num_state_slots == 6 * (2 + 4)
     slots = ModelEngine(folder, state_cache_memory=10 * state_bytes(folder)).info.num_state_slots
     assert slots == 10
     with pytest.raises(ValueError, match=f"must be at least {2 * state_bytes(folder)} bytes"):

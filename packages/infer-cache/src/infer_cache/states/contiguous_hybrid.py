@@ -63,3 +63,11 @@ class ContiguousHybridManager(ContiguousKVCacheManager):
     def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
         """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
         return {sequence_id: self._state_slots.move(sequence_id, start, end) for sequence_id, start, end in chunks}
+
+    def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
+        """Return the slots of up to `most` draft tokens; as `SequenceStates.move_drafts`."""
+        return self._state_slots.move_drafts(sequence_id, most)
+
+    def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
+        """Take back the slots of draft tokens; as `SequenceStates.release_drafts`."""
+        self._state_slots.release_drafts(sequence_id, num_tokens)

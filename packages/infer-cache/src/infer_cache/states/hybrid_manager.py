@@ -156,6 +156,14 @@ class HybridKVCacheManager(PagedKVCacheManager):
         """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
         return {sequence_id: self._slots.move(sequence_id, start, end) for sequence_id, start, end in chunks}
 
+    def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
+        """Return the slots of up to `most` draft tokens; as `SequenceStates.move_drafts`."""
+        return self._slots.move_drafts(sequence_id, most)
+
+    def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
+        """Take back the slots of draft tokens; as `SequenceStates.release_drafts`."""
+        self._slots.release_drafts(sequence_id, num_tokens)
+
     def _is_reusable(self, sequence_id: str, index: int, block_hash: bytes) -> bool:
         """Whether a cached block can take the place of the sequence's block `index`, in all groups."""
         for group in self.groups:

@@ -51,6 +51,15 @@ class SequenceStates(Protocol):
     def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
         """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
 
+    def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
+        """Return the slots of up to `most` draft tokens behind those that a sequence was moved for.
+
+        Each goes on from the state before it. There are fewer where other sequences may need the slots.
+        """
+
+    def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
+        """Take back the slots of draft tokens behind a sequence's first `num_tokens` tokens, which are computed."""
+
 
 class NoStates:
     """The states of a model that has none. Implements `SequenceStates`."""
@@ -69,6 +78,14 @@ class NoStates:
         """Return no moves."""
         del chunks
         return NO_MOVES
+
+    def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
+        """Return no moves."""
+        del sequence_id, most
+        return ()
+
+    def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
+        """Release nothing."""
 
 
 NO_STATES = NoStates()

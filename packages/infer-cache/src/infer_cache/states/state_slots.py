@@ -6,12 +6,16 @@ read can be kept:
     step          1          2          3          4
     slots     -  ->  a    a  ->  b    b  ->  a    a  ->  c      b was kept: its hash finds it, and c takes its place
 
+Draft tokens behind a step's tokens take a slot each, so the state behind the last one that is right is there. They take
+only what no sequence may need, and give it back before the next step.
+
 A kept state is a block of a `BlockPool`: idle once no sequence reads it, and evicted least recently used first.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from infer_cache.block_pool import BlockPool
@@ -35,7 +39,7 @@ class _Sequence:
     """The slots of one sequence.
 
     Attributes:
-        held: the states that it reads and writes, oldest first; at most `slots_per_sequence`.
+        held: the states that it reads and writes, oldest first; at most `slots_per_sequence`, but for those of drafts.
         positions: ends of blocks whose states stay kept; others only until a later one is kept.
         to_keep: hashes of the states to keep once their step is computed, by their ends.
         kept: what it has kept.
@@ -134,16 +138,33 @@ class StateSlots:
         held = sequence.held
         if sequence.to_keep:  # before its slot may be written again
             self._settle(sequence_id, sequence)
-        while held and held[-1].end > start:  # of a step that was not computed
-            pool.release((held.pop().slot,), holder=sequence_id)
-        while len(held) >= self._slots_per_sequence:
-            pool.release((held.popleft().slot,), holder=sequence_id)
+        self._trim(sequence_id, held, end=start, most=self._slots_per_sequence - 1)
         if start and (not held or held[-1].end != start):
             raise RuntimeError(f"sequence {sequence_id!r} has no state of its first {start} tokens")
         read = held[-1].slot if start else -1
         (write,) = pool.allocate(1, holder=sequence_id)
         held.append(_Held(end, write))
         return StateMove(read, write)
+
+    def move_drafts(self, sequence_id: str, most: int) -> list[StateMove]:
+        """Return the slots of up to `most` draft tokens behind those of the latest `move`.
+
+        There are fewer where running sequences may need the slots. Kept states are evicted, if they are in the way.
+        """
+        held = self._sequences[sequence_id].held
+        taken = sum(max(self._slots_per_sequence, len(each.held)) for each in self._sequences.values())
+        last = held[-1]
+        slots = self._pool.allocate(max(0, min(most, self._pool.num_blocks - taken)), holder=sequence_id)
+        held.extend(_Held(last.end + number, slot) for number, slot in enumerate(slots, 1))
+        return [StateMove(*each) for each in pairwise((last.slot, *slots))]
+
+    def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
+        """Take back the slots of drafts behind a sequence's first `num_tokens` tokens, and keep what is to be kept."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return
+        self._settle(sequence_id, sequence)
+        self._trim(sequence_id, sequence.held, end=num_tokens, most=self._slots_per_sequence)
 
     def keep_at(self, sequence_id: str, ends: Sequence[int]) -> None:
         """Let the states at these ends of blocks stay kept. Of those elsewhere a sequence keeps the latest alone."""
@@ -196,6 +217,13 @@ class StateSlots:
     def _reachable(self) -> Iterator[int]:
         for sequence in self._sequences.values():
             yield from (each.slot for each in sequence.held)
+
+    def _trim(self, sequence_id: str, held: deque[_Held], *, end: int, most: int) -> None:
+        """Take back the slots of states of more than `end` tokens, and the oldest of more than `most`."""
+        while held and held[-1].end > end:  # of a step that was not computed, or of drafts that were wrong
+            self._pool.release((held.pop().slot,), holder=sequence_id)
+        while len(held) > most:
+            self._pool.release((held.popleft().slot,), holder=sequence_id)
 
     def _settle(self, sequence_id: str, sequence: _Sequence) -> None:
         """Keep the states that are to be kept and whose step was scheduled."""

@@ -200,6 +200,8 @@ class EngineCore:
             else:
                 self._count_computed(schedule.items, step.sampled)
                 self._apply_outcome(outcome, outputs)
+            if self._speculator is not None:
+                self._speculator.settle()
 
     def _run_ahead(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
         """Launch the next pass, and read the results of the one before while the device computes.

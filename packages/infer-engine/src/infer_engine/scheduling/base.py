@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
+from infer_cache.states.sequence_states import StateMove
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.running_batch import RunningBatch
@@ -95,6 +96,14 @@ class BaseScheduler(ABC):
     def extend_for_drafts(self, request: Request, num_tokens: int, schedule: Schedule) -> int:
         """Allocate blocks for `num_tokens` tokens, if others need none of these; return how many have room."""
         return self._batch.extend_for_drafts(request, num_tokens, schedule)
+
+    def move_drafts(self, request: Request, most: int) -> Sequence[StateMove]:
+        """Return the slots of the states of up to `most` draft tokens of `request`, if others need none of these."""
+        return self._kv_cache_manager.states.move_drafts(request.request_id, most)
+
+    def release_drafts(self, request: Request) -> None:
+        """Take back what draft tokens of `request` hold that it has not taken, once their step is computed."""
+        self._kv_cache_manager.states.release_drafts(request.request_id, request.num_computed_tokens)
 
     def preempt_all(self) -> None:
         """Move all running requests to the queue and free all memory, after scheduling or a pass failed."""

@@ -1,6 +1,6 @@
 """`DraftedSequence`: a request that may get drafts, and how many of them were right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from infer_engine.protocol.stats import NO_DRAFTS
@@ -11,6 +11,7 @@ from infer_engine.speculation.proposals import Proposal, Proposer, Source
 from infer_engine.structured.errors import GrammarError
 
 if TYPE_CHECKING:
+    from infer_cache.states.sequence_states import StateMove
     from infer_engine.structured.bitmasks import Bitmask
 
 _EXPECTED = {
@@ -113,8 +114,11 @@ class DraftedSequence:
         is_due = self._rates[source].may_pay and waited >= self._waits[source]
         return best or (min(_PROBE, limit) if is_due else 0)
 
-    def rows(self, drafts: list[_Draft]) -> list[DraftRow]:
-        """Return the rows of some of the first drafts that `draft` has returned, one for each."""
+    def rows(self, drafts: list[_Draft], state_moves: "Sequence[StateMove]" = ()) -> list[DraftRow]:
+        """Return the rows of some of the first drafts that `draft` has returned, one for each.
+
+        `state_moves` are the slots of their states, none where the model has none.
+        """
         self._num_drafts = len(drafts)
         has_constraint = self.request.constraint is not None
         token_ids = [draft.token_id for draft in drafts]
@@ -124,6 +128,7 @@ class DraftedSequence:
                 self.request,
                 token_ids[:count],
                 constraint=AllowedAfterDrafts(draft.allowed_behind) if has_constraint else None,
+                state_move=state_moves[count - 1] if state_moves else None,
                 on_accepted=self._accept,
             )
             for count, draft in enumerate(drafts, 1)

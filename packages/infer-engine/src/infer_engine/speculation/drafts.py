@@ -1,11 +1,12 @@
 """`DraftRow`: a request as it is after some drafts, for one row of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, overload
 
 from infer_engine.request import Request
 
 if TYPE_CHECKING:
+    from infer_cache.states.sequence_states import StateMove
     from infer_engine.structured.bitmasks import Bitmask
 
 
@@ -56,7 +57,7 @@ class DraftRow(Request):
     It comes behind the row of the request, of which the sampler has read the parameters by then.
     """
 
-    __slots__ = ("_is_rejected", "_on_accepted", "_request", "drafts")
+    __slots__ = ("_is_rejected", "_on_accepted", "_request", "_state_move", "drafts")
 
     def __init__(  # all that is read: no call of `Request`'s
         self,
@@ -64,15 +65,22 @@ class DraftRow(Request):
         drafts: list[int],
         *,
         constraint: AllowedAfterDrafts | None = None,
+        state_move: "StateMove | None" = None,
         on_accepted: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Make the row of `request` after at least one of `drafts`.
 
-        `on_accepted` is called with the number of drafts before the last, once the request has taken all of them.
+        Args:
+            request: the request.
+            drafts: the drafts.
+            constraint: the tokens that may come behind them; None: all.
+            state_move: the slots of its state; None: the model has none.
+            on_accepted: called with the number of drafts before the last, once the request has taken all of them.
         """
         self._request = request
         self._is_rejected = False
         self._on_accepted = on_accepted
+        self._state_move = state_move
         self.drafts = drafts
         self.request_id = request.request_id
         self.arrival = request.arrival
@@ -84,6 +92,12 @@ class DraftRow(Request):
         self.num_reused_tokens = request.num_reused_tokens
         self.pending_row = -1
         self.constraint = constraint  # type: ignore[assignment]  # its mask is all that a step reads
+
+    def state_move(self, moves: "Mapping[str, StateMove]") -> "StateMove":
+        """Return the slots of the state of this row."""
+        del moves
+        assert self._state_move is not None
+        return self._state_move
 
     def reject(self) -> None:
         """Reject the draft of this row, whatever the request takes."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from infer_engine.protocol.stats import StepCounts
 from infer_engine.request import Request, RequestState
@@ -9,6 +10,9 @@ from infer_engine.scheduling import BaseScheduler, Schedule
 from infer_engine.speculation.drafted_sequence import DraftedSequence
 from infer_engine.speculation.drafts import DraftRow
 from infer_engine.speculation.proposals import Proposer
+
+if TYPE_CHECKING:
+    from infer_cache.states.sequence_states import StateMove
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +62,8 @@ class Speculator:
         decode = RequestState.DECODE
         decodes = schedule.decodes or [request for request, _ in schedule.items if request.state is decode]
         limit = next((drafts for most, drafts in _LIMITS if len(decodes) <= most), 0)
-        if len(decodes) < len(schedule.items) or not limit or schedule.state_moves:
+        if len(decodes) < len(schedule.items) or not limit:
             return
-        self._settle()
         rows: list[Request] = []
         left = self._max_rows - len(decodes)
         for request in decodes:
@@ -70,9 +73,16 @@ class Speculator:
         if len(rows) > len(decodes):
             schedule.decodes = rows
 
+    def settle(self) -> None:
+        """Note what became of the drafts of the latest step, and forget the requests that have ended."""
+        try:
+            self._settle()
+        except Exception:
+            logger.exception("Speculation failed; some draft tokens are not counted.")
+
     def _settle(self) -> None:
-        """Note what became of the drafts of the step before, and forget the requests that have ended."""
         for name, sequence in tuple(self._sequences.items()):
+            self._scheduler.release_drafts(sequence.request)
             sequence.settle()
             if sequence.request.has_ended:
                 self._on_ended(sequence.request)
@@ -93,7 +103,11 @@ class Speculator:
         if not drafts:
             return ()
         room = self._scheduler.extend_for_drafts(request, num_tokens + len(drafts), schedule) - num_tokens
-        rows = sequence.rows(drafts[:room])
+        state_moves: Sequence[StateMove] = ()
+        if schedule.state_moves:
+            state_moves = self._scheduler.move_drafts(request, room)
+            room = len(state_moves)
+        rows = sequence.rows(drafts[:room], state_moves)
         self._counts.num_drafts += bool(rows)
         self._counts.num_draft_tokens += len(rows)
         return rows

@@ -283,7 +283,7 @@ class InputBuffers(StepBuffers):
 
 def _moves_of(requests: Sequence[Request], moves: Mapping[str, StateMove]) -> list[StateMove]:
     """Return the slots of each request's state; none for a model without states."""
-    return [moves[request.request_id] for request in requests] if moves else []
+    return [request.state_move(moves) for request in requests] if moves else []
 
 
 def _next_id(request: Request) -> int:

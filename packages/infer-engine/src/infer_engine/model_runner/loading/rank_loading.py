@@ -97,6 +97,7 @@ class LoadedRank:
             bytes_per_slot=StatePool.bytes_per_slot(self.model_config.states, dtype=self.dtype),
             max_batch_size=self.limits.max_batch_size,
             slots_per_sequence=slots_per_sequence(self.config, self.rank_model.device),
+            max_draft_rows=self.limits.max_draft_rows,
             memory=memory,
         )
 
@@ -187,6 +188,8 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         model_max_seq_len=model_config.max_position_embeddings,
         has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
     )
+    speculation = choose_speculation(config, model_config, device=device, has_cpu_kernels=kernels is not None)
+    limits = replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS)
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
     check_layer_heads(model_config, device=device)
@@ -199,6 +202,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         bytes_per_slot=bytes_per_slot,
         max_batch_size=limits.max_batch_size,
         slots_per_sequence=slots_per_sequence(config, device),
+        max_draft_rows=limits.max_draft_rows,
         memory=memory,
     )
     longest_seq_len = longest_cached(
@@ -215,10 +219,6 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     def check_size(num_bytes: int) -> None:
         check_weights_fit(num_bytes, num_ranks=config.tensor_parallel_size, memory=read_host_limits().memory)
 
-    speculation = config.speculation
-    if speculation is None and kernels is not None and device.type not in TRITON_DEVICES:
-        has_other_steps = config.tensor_parallel_size > 1 or any(model_config.states)
-        speculation = None if has_other_steps else config.default_speculation  # a row has the bits of a step of one
     model = load_model(
         folder,
         device=device,
@@ -243,12 +243,32 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         kv_scales=choose_kv_scales(
             config, folder, model_config, kv_dtype=kv_dtype, rank=0 if shard is None else shard.rank
         ),
-        limits=replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS),
+        limits=limits,
         speculation=speculation,
         groups=groups,
         block_size=block_size,
         longest_seq_len=longest_seq_len,
     )
+
+
+def choose_speculation(
+    config: EngineConfig, model_config: ModelConfig, *, device: torch.device, has_cpu_kernels: bool
+) -> Speculation | None:
+    """Return how tokens are drafted: as `config` says, or by default where a row has the bits of a step of one.
+
+    Raises:
+        ValueError: the model's layers have states, whose kernels on this device leave none behind each row.
+    """
+    is_gpu = device.type in TRITON_DEVICES
+    if config.speculation is not None:
+        if is_gpu and any(model_config.states):
+            raise ValueError(
+                f"`{config.speculation_field}` is set and `device` is {device.type}, where the states of "
+                f"{model_config.model_type} cannot be taken back from draft tokens; leave it out."
+            )
+        return config.speculation
+    is_exact = has_cpu_kernels and not is_gpu and config.tensor_parallel_size == 1
+    return config.default_speculation if is_exact else None
 
 
 def check_layer_heads(model_config: ModelConfig, *, device: torch.device) -> None:

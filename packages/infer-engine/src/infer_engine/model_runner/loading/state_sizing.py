@@ -2,6 +2,7 @@
 
     running    slots_per_sequence for each of `max_batch_size` sequences, so that none waits for a slot
     kept       up to `KEPT_PER_SEQUENCE` for each, if prefixes are cached: a conversation goes on from its last ones
+    drafts     one for each draft token of a step
 
 Where memory is short, fewer are kept first, and then fewer sequences run at the same time.
 """
@@ -37,7 +38,13 @@ class StateSizes:
 
 
 def size_states(
-    config: EngineConfig, *, bytes_per_slot: int, max_batch_size: int, slots_per_sequence: int, memory: KVMemory
+    config: EngineConfig,
+    *,
+    bytes_per_slot: int,
+    max_batch_size: int,
+    slots_per_sequence: int,
+    max_draft_rows: int,
+    memory: KVMemory,
 ) -> StateSizes:
     """Derive the number of slots.
 
@@ -46,6 +53,7 @@ def size_states(
         bytes_per_slot: bytes of one sequence's state in all layers; 0: the model has none.
         max_batch_size: most sequences that run at the same time.
         slots_per_sequence: slots that each of them may hold.
+        max_draft_rows: most draft tokens of a step.
         memory: bytes that keys, values and states may take together.
 
     Raises:
@@ -57,7 +65,7 @@ def size_states(
     given = config.state_cache_bytes
     if given is None:
         most = int(memory.share * STATE_SHARE) // bytes_per_slot
-        num_slots = min((slots_per_sequence + kept) * max_batch_size, most)
+        num_slots = min((slots_per_sequence + kept) * max_batch_size + max_draft_rows, most)
     else:
         num_slots = given // bytes_per_slot
     if num_slots < slots_per_sequence:

@@ -43,7 +43,7 @@ class SchedulerOptions(OptionGroup):
             one pass a step. Left out: on with a GPU if the other values allow it.
         speculative_config: Speculative decoding: tokens are drafted, and verified in one step. JSON as vLLM's, such as
             `{"method": "ngram", "num_speculative_tokens": 4}`, or `none`. No token changes. Left out: `suffix` on a CPU
-            with C++ kernels, if the other values allow it and the model's layers have no states; else `none`.
+            with C++ kernels, if the other values allow it; else `none`.
         speculative_model: A smaller model with the same tokenizer, which drafts: short for a `speculative_config` with
             the method `draft_model` and this model. Left out: none.
     """

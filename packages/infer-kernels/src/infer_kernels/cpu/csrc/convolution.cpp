@@ -3,8 +3,9 @@
 //     inputs    state, or zeros | rows of this step           a window moves over them: a ring of `width` rows
 //               . . .           | x0 x1 x2 x3 ...             |. . . x0|  |. . x0 x1|  |. x0 x1 x2| ...
 //
-// A piece of work is a block of channels of all sequences, so that taps become floats once. Channels do not meet, and a
-// channel's sum is taken from its oldest input to its newest: no bit depends on the blocks or on the steps.
+// A piece of work is a block of channels of all sequences in turn, so that taps become floats once, and a sequence may go on
+// from what the one before it writes. Channels do not meet, and a channel's sum is taken from its oldest input to its newest:
+// no bit depends on the blocks or on the steps.
 #include <algorithm>
 #include <memory>
 

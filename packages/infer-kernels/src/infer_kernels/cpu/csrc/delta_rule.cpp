@@ -8,7 +8,7 @@
 //     ^ from the slot that is read                       ^ to the slot that is written
 //
 // A decode, n = 1, moves a state once: both passes go over the rows of the slot from the first to the last, all columns of
-// some rows at a time.
+// some rows at a time. A sequence that goes on from what the one before it writes is computed by the same piece, after it.
 //
 // Norms of q and k multiply the products. A column's sums are taken row by row of the state, from the first to the last,
 // so no bit depends on blocks, steps or other sequences.
@@ -108,8 +108,9 @@ struct Scratch {
 struct Matrix {
     float* at;
     int64_t stride;
+    bool is_read_next = false;  // by the next sequence of the same piece
 
-    bool is_aligned() const { return (uintptr_t)at % 64 == 0 && stride % 16 == 0; }
+    bool is_streamed() const { return !is_read_next && (uintptr_t)at % 64 == 0 && stride % 16 == 0; }
 };
 
 enum class To { NOWHERE, CACHE, MEMORY };
@@ -122,7 +123,7 @@ void pass(Matrix from, Matrix to, int64_t begin, int64_t end, const Token* writt
     if (READS) sums = *sums_of_read;
     const Delta d = WRITES ? *delta : Delta{};
     const Floats g = splat(decay);
-    const bool is_streamed = TO == To::MEMORY && to.is_aligned();
+    const bool is_streamed = TO == To::MEMORY && to.is_streamed();
     for (int64_t row = begin; row < end; row++) {
         Floats state0 = load_vector<Floats>(from.at + row * from.stride);
         Floats state1 = load_vector<Floats>(from.at + row * from.stride + 16);
@@ -168,7 +169,8 @@ struct Piece {
     }
     Matrix own_block() const { return {scratch.block, COLUMNS}; }
     Matrix in_slot(int64_t slot) const {
-        return {a.state + slot * a.state_stride_slot + head * a.state_stride_head + first_column, a.state_stride_row};
+        float* at = a.state + slot * a.state_stride_slot + head * a.state_stride_head + first_column;
+        return {at, a.state_stride_row, a.rows.goes_on(seq + 1)};
     }
 
     // Key and query of a token as floats, with zeros up to a whole vector.
@@ -201,6 +203,14 @@ struct Piece {
         Floats beta = rounded<T>(1.0f / (1.0f + exp16(-load_vector<Floats>(betas))));
         store_vector(scratch.decay, decay);
         store_vector(scratch.beta, beta);
+    }
+
+    // These columns of the sequence, and of those that go on from it.
+    void compute_all() const {
+        if (a.rows.goes_on(seq)) return;
+        Piece piece = *this;
+        do piece.compute();
+        while (a.rows.goes_on(++piece.seq));
     }
 
     void compute() const {
@@ -277,7 +287,7 @@ struct Piece {
     }
 
     void store_block(Matrix to) const {
-        const bool is_streamed = is_whole() && to.is_aligned();
+        const bool is_streamed = is_whole() && to.is_streamed();
         for (int64_t row = 0; row < a.key_dim; row++)
             for (int64_t i = 0; i < columns(); i += 16) {
                 Floats values = load_vector<Floats>(scratch.block + row * COLUMNS + i);
@@ -320,7 +330,7 @@ void gated_delta_rule(const void* arguments, Team& team) {
     const int64_t of_head = (a.value_dim + width - 1) / width;
     for (int64_t number; (number = team.take()) < heads * of_head;) {
         const int64_t head = number / of_head, first = number % of_head * width, end = std::min(first + width, a.value_dim);
-        Piece<T>{a, *scratch, head / a.value_heads, head % a.value_heads, first, end}.compute();
+        Piece<T>{a, *scratch, head / a.value_heads, head % a.value_heads, first, end}.compute_all();
     }
     finish_streams();
 }

@@ -5,6 +5,8 @@
 //
 //     slot that is read -> token 0 -> block -> token 1 -> block -> ... -> token n - 1 -> slot that is written
 //
+// A sequence that goes on from what the one before it writes is computed by the same piece, after it.
+//
 // A row's sum is taken in sixteen lanes, from the first element to the last, and then over the lanes, so no bit depends on
 // blocks, steps or other sequences.
 #include <algorithm>
@@ -122,6 +124,14 @@ struct ScanPiece {
         }
     }
 
+    // These rows of the sequence, and of those that go on from it.
+    void compute_all() const {
+        if (a.rows.goes_on(seq)) return;
+        ScanPiece piece = *this;
+        do piece.compute();
+        while (a.rows.goes_on(++piece.seq));
+    }
+
     void compute() const {
         const int64_t first = a.rows.first_row(seq), count = a.rows.end_row(seq) - first;
         const int64_t read = a.rows.read[seq], write = a.rows.write[seq];
@@ -163,7 +173,7 @@ void mamba2_scan(const void* arguments, Team& team) {
     const int64_t blocks = (a.head_dim + ROWS - 1) / ROWS, of_seq = a.heads * blocks;
     const int64_t total = a.rows.seqs.count() * of_seq;
     for (int64_t number; (number = team.take()) < total;)
-        ScanPiece<T>{a, *scratch, number / of_seq, number % of_seq / blocks, number % blocks * ROWS}.compute();
+        ScanPiece<T>{a, *scratch, number / of_seq, number % of_seq / blocks, number % blocks * ROWS}.compute_all();
 }
 
 }  // namespace

@@ -12,4 +12,8 @@ struct StateRows {
 
     int64_t first_row(int64_t seq) const { return query_start[seq]; }
     int64_t end_row(int64_t seq) const { return query_start[seq + 1]; }
+    // Whether a sequence goes on from what the one before it writes. One thread computes both, in turn.
+    bool goes_on(int64_t seq) const {
+        return seq > 0 && seq < seqs.count() && read[seq] >= 0 && read[seq] == write[seq - 1];
+    }
 };
