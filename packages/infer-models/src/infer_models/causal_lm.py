@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -11,9 +11,11 @@ from infer_kernels import Largest, QuantizedWeight
 from infer_models.attention import AttentionSpec, KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers import (
+    Decoder,
     Experts,
     LinearBase,
     LMHead,
+    MultiTokenPredictor,
     OwnWeight,
     RotaryTables,
     ShardedLayer,
@@ -31,9 +33,11 @@ class CausalLM(nn.Module):
     Attributes:
         config: the architecture.
         attention_specs: one for each layer, of this rank's heads.
+        mtp: the layer that predicts one token further; None: the model was loaded without.
         short_length: the longest sequence, in tokens, whose rotary frequencies are not those of longer ones; None: all
             that the model computes have the same.
         num_parameters: weights of the whole model, tied ones counted once.
+        num_mtp_parameters: those of `mtp` among them.
         ignored_tensors: patterns (as of `fnmatch`) of names that checkpoints of the family, unlike others, carry
             needlessly; some models of a family have more of them than others.
         stored_names: parts of names, between dots, for which checkpoints of the family have others.
@@ -44,8 +48,10 @@ class CausalLM(nn.Module):
     stored_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     stacks_experts: ClassVar[bool] = False
 
-    def __init__(self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead) -> None:
-        """Join `decoder`, which gives hidden states [tokens, hidden], and `lm_head`."""
+    def __init__(
+        self, config: ModelConfig, decoder: nn.Module, lm_head: LMHead, *, mtp: MultiTokenPredictor | None = None
+    ) -> None:
+        """Join `decoder`, which gives hidden states [tokens, hidden], `lm_head`, and `mtp` if the model has one."""
         super().__init__()
         self.config = config
         self.attention_specs: tuple[AttentionSpec, ...] = tuple(
@@ -55,7 +61,10 @@ class CausalLM(nn.Module):
         tables = [module for module in decoder.modules() if isinstance(module, RotaryTables)]
         self.short_length = tables[0].short_length if tables else None
         self.lm_head = lm_head
-        self.num_parameters = sum(each.num_weights for each in self.stored_weights().values())
+        self.mtp = mtp
+        sizes = {name: each.num_weights for name, each in self.stored_weights().items()}
+        self.num_parameters = sum(sizes.values())
+        self.num_mtp_parameters = sum(size for name, size in sizes.items() if name.startswith("mtp."))
 
     def first_position(self, longest: int) -> int:
         """Return the position of the first token of a sequence that may have `longest` tokens at its end.
@@ -107,6 +116,22 @@ class CausalLM(nn.Module):
         """Return the input of the LM head, [tokens, hidden] in the model's dtype; arguments as for `forward`."""
         hidden: Tensor = self.model(input_ids, position_ids, cache)
         return hidden
+
+    def predict_further(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, cache: KVCacheView) -> Tensor:
+        """Return what the LM head reads of the tokens behind the next ones, [tokens, hidden], by the MTP layer.
+
+        Args:
+            input_ids: [tokens], the next tokens: each that behind the one at its position.
+            hidden: [tokens, hidden], what `hidden_states`, or this function, has returned of the tokens at their
+                positions.
+            position_ids: [tokens], as for `forward`.
+            cache: that of the MTP layer alone.
+        """
+        assert self.mtp is not None, "the model was loaded without its MTP layer"
+        decoder = cast("Decoder", self.model)
+        rotary = next(each for each in decoder.rotary_tables(position_ids) if each is not None)
+        predicted: Tensor = self.mtp(decoder.embed_tokens(input_ids), hidden, rotary, cache)
+        return predicted
 
     def logits(self, hidden: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Return the logits [rows, vocab] of some rows of `hidden`, [tokens, hidden]; None: of all of them.

@@ -28,6 +28,7 @@ def load_model(
     shard: Shard | None = None,
     max_seq_len: int | None = None,
     quantization: Quantization = "auto",
+    with_mtp: bool = False,
     check_size: Callable[[int], None] | None = None,
 ) -> CausalLM:
     """Build the model that `config.json` describes and fill it.
@@ -49,17 +50,19 @@ def load_model(
             by such weights; `none`: in `dtype`; `int8`, `int4`, `fp8`: quantized while they are read. With
             `int4`, embeddings, LM head and the products whose errors cost most have eight bits; with `fp8`, embeddings
             and LM head have `dtype`, and routers of experts always have it.
+        with_mtp: load the layer that predicts one token further, which drafts.
         check_size: called with the bytes of all weights before they are read, to refuse them.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, of no known kind or contradicts its `config.json`.
-        ValueError: `load_format` is none of the two, the model cannot be divided so, or no kernel of `device`
-            multiplies by weights that `quantization` asks for.
+        ValueError: `load_format` is none of the two, the model cannot be divided so, no kernel of `device`
+            multiplies by weights that `quantization` asks for, or the family has no layer for `with_mtp`.
     """
     if load_format == "dummy":  # random numbers are drawn as they are computed with
         config = replace(ModelConfig.from_folder(folder), quantization=None)
     else:
         config = read_checkpoint_config(folder)
+    config = replace(config, has_mtp=with_mtp)
     shard = shard or Shard()
     check_tensor_parallel_size(config, shard.size)
     factory = ParameterFactory(
@@ -72,6 +75,8 @@ def load_model(
         defers_matrices=config.quantization is not None or quantization in ("int8", "int4", "fp8"),
     )
     model = build_model(config, factory)
+    if with_mtp and model.mtp is None:
+        raise ValueError(f"models of {config.model_type} have no layer that predicts a token further (MTP) here")
     if factory.defers_matrices:
         allocate_weights(model, quantization=quantization, device=device, dtype=dtype)
     if check_size is not None:

@@ -39,6 +39,7 @@ from infer_models.hub import resolve_checkpoint
 from infer_models.text import Tokenizer, dummy_tokenizer
 
 if TYPE_CHECKING:
+    from infer_engine.assembly.runner import LoadedRunner
     from infer_engine.executor.executor import RankOptions
 
 
@@ -157,8 +158,7 @@ def build_core(
             loaded.speculation,
             max_rows=loaded.limits.max_rows,
             keeps_answers=config.caches_prefixes,
-            draft_model=None if draft is None else draft.model.proposer,
-            draft_model_cost=0.0 if draft is None else draft.num_parameters / loaded.info.num_parameters,
+            **_drafting(draft, loaded),
         ),
     )
     return BuiltCore(core=core, info=info, tokenizer=tokenizer, grammars=grammars, close=loaded.close)
@@ -280,6 +280,16 @@ def build_draft_model(config: EngineConfig, tokenizer: Tokenizer) -> BuiltDraftM
     return BuiltDraftModel(
         model=DraftModel(built.core, max_seq_len=built.info.max_seq_len), num_parameters=built.info.num_parameters
     )
+
+
+def _drafting(draft: BuiltDraftModel | None, loaded: "LoadedRunner") -> dict[str, Any]:
+    """Return what drafts by a model, or by a layer of this one: arguments of `make_speculator`."""
+    if (layer := loaded.mtp_drafter) is not None:
+        return {"draft_model": layer.proposer, "draft_model_cost": layer.cost, "draft_layer": layer}
+    if draft is None:
+        return {}
+    cost = draft.num_parameters / loaded.info.num_parameters
+    return {"draft_model": draft.model.proposer, "draft_model_cost": cost}
 
 
 def choose_sharing(

@@ -15,10 +15,12 @@ from infer_engine.executor.process_group import rank_device
 from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.graph_runner import DeviceSteps, allocate_device_steps, capture_steps
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
+from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.loading.memory_profile import measure_step_bytes
 from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank, slots_per_sequence
 from infer_engine.model_runner.loading.warm_up import warm_up_gpu
+from infer_engine.model_runner.mtp_drafter import MTPDrafter
 from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.processes.processors import limit_threads
 from infer_engine.protocol import EngineConfig, EngineInfo
@@ -49,6 +51,7 @@ class LoadedRunner:
         num_blocks: number of KV blocks, by group of layers.
         state_slots: the slots of sequences' states; None if the model has none.
         speculation: how tokens are drafted; None: they are not.
+        mtp_drafter: the layer of the model that drafts, if that is how.
         windows: sliding window, or None, by group of layers.
         kv_format: how blocks hold keys and values, a part of their hashes.
         first_position: where sequences begin, by their longest length; None: all at 0.
@@ -62,6 +65,7 @@ class LoadedRunner:
     num_blocks: tuple[int, ...]
     state_slots: StateSlots | None
     speculation: Speculation | None
+    mtp_drafter: MTPDrafter | None
     windows: tuple[int | None, ...]
     kv_format: str
     first_position: Callable[[int], int] | None
@@ -123,9 +127,11 @@ def _build_runner(
         loaded.allocate_input_buffers(has_metadata=workers is not None) if steps is None else steps.input_buffers
     )
 
+    def new_sampler(vocab_size: int) -> Sampler:
+        return Sampler(vocab_size=vocab_size, max_rows=limits.max_rows, eos_token_ids=eos_token_ids, device=device)
+
     def new_runner(vocab_size: int) -> ModelRunner:
-        sampler = Sampler(vocab_size=vocab_size, max_rows=limits.max_rows, eos_token_ids=eos_token_ids, device=device)
-        return ModelRunner(model, input_buffers=input_buffers, sampler=sampler, device=device)
+        return ModelRunner(model, input_buffers=input_buffers, sampler=new_sampler(vocab_size), device=device)
 
     step_bytes = 0
     if device.type == "cuda":
@@ -142,6 +148,18 @@ def _build_runner(
     if workers is not None:
         workers.allocate_cache(kv.num_blocks)
     runner = new_runner(vocab_size)
+    mtp_drafter = None
+    if rank_model.model.mtp is not None:
+        runner.keeps_hidden = True
+        mtp_drafter = MTPDrafter(
+            rank_model.model,
+            runner,
+            input_buffers=loaded.allocate_input_buffers(),
+            views=HostPlannedViews(
+                loaded.allocate_mtp_pool(kv.num_blocks), device=device, batch_invariant=config.batch_invariant
+            ),
+            sampler=new_sampler(vocab_size),
+        )
     report = None
     if steps is None:
         rank_model.use_cache(
@@ -188,6 +206,7 @@ def _build_runner(
             keeps_states=config.caches_prefixes,
         ),
         speculation=loaded.speculation,
+        mtp_drafter=mtp_drafter,
         windows=loaded.groups.windows,
         kv_format=pool.kv_format,
         first_position=loaded.first_position,

@@ -201,7 +201,7 @@ class EngineCore:
                 self._count_computed(schedule.items, step.sampled)
                 self._apply_outcome(outcome, outputs)
             if self._speculator is not None:
-                self._speculator.settle()
+                self._speculator.settle(schedule)
 
     def _run_ahead(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
         """Launch the next pass, and read the results of the one before while the device computes.

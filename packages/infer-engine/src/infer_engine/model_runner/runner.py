@@ -24,7 +24,11 @@ from infer_kernels import resolve_token_ids
 
 
 class ModelRunner:
-    """Runs a model and samples. Implements `StepRunner`."""
+    """Runs a model and samples. Implements `StepRunner`.
+
+    Attributes:
+        keeps_hidden: whether `take_hidden` is called after each pass.
+    """
 
     def __init__(
         self, model: BatchModel, *, input_buffers: InputBuffers, sampler: Sampler, device: torch.device
@@ -35,6 +39,8 @@ class ModelRunner:
         self._input_buffers = input_buffers
         self._sampler = sampler
         self._latest_tokens = torch.empty(0, dtype=torch.int64)  # [rows] of the latest `sample`
+        self.keeps_hidden = False
+        self._hidden: tuple[Schedule, Tensor] | None = None  # of the latest `forward`, if it keeps them
 
     @torch.inference_mode()
     def forward(self, schedule: Schedule) -> ComputedPass:
@@ -52,6 +58,8 @@ class ModelRunner:
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, self._latest_tokens)
         hidden = self._model.hidden_states(batch)
+        if self.keeps_hidden:
+            self._hidden = schedule, hidden[: batch.num_tokens]
         if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
             hidden, choose = hidden[: batch.num_tokens], self._model.captured_choice(batch)
             if choose is None:
@@ -68,6 +76,14 @@ class ModelRunner:
         del measured
         logits = self._model.logits(hidden, batch.logits_indices)
         return _computed(logits, read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied))
+
+    def take_hidden(self, schedule: Schedule) -> Tensor | None:
+        """Return what the LM head read of `schedule`, [tokens, hidden], which the next pass overwrites.
+
+        None if another pass came after it, and at the next call.
+        """
+        latest, self._hidden = self._hidden, None
+        return None if latest is None or latest[0] is not schedule else latest[1]
 
     @torch.inference_mode()
     def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:

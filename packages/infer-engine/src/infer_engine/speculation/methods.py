@@ -8,7 +8,7 @@ from infer_engine.protocol.stats import StepCounts
 from infer_engine.request import Request
 from infer_engine.scheduling import BaseScheduler
 from infer_engine.speculation.ngram import NgramProposer
-from infer_engine.speculation.proposals import Proposer
+from infer_engine.speculation.proposals import DraftLayer, Proposer
 from infer_engine.speculation.speculator import MakeProposer, Speculator
 
 
@@ -19,6 +19,7 @@ def make_speculator(
     keeps_answers: bool,
     draft_model: MakeProposer | None = None,
     draft_model_cost: float = 0.0,
+    draft_layer: DraftLayer | None = None,
 ) -> Callable[[BaseScheduler, StepCounts], Speculator] | None:
     """Return what makes the speculator over a scheduler; None where nothing is drafted.
 
@@ -26,8 +27,9 @@ def make_speculator(
         speculation: how tokens are drafted.
         max_rows: most rows of a step.
         keeps_answers: whether requests of one salt may find what others of it were answered.
-        draft_model: makes what drafts by a model, if that is the method.
+        draft_model: makes what drafts by a model or by a layer of this one, if that is the method.
         draft_model_cost: as for `DraftedSequence`.
+        draft_layer: that layer.
     """
     if speculation is None:
         return None
@@ -38,6 +40,7 @@ def make_speculator(
             num_tokens=speculation.num_tokens,
             max_rows=max_rows,
             draft_model_cost=draft_model_cost,
+            draft_layer=draft_layer,
         )
     if speculation.method == "ngram":
         shortest, longest = speculation.shortest, speculation.longest

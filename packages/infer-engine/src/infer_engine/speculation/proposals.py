@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from infer_engine.scheduling import Schedule
 
 
 class Source(Enum):
@@ -27,3 +30,13 @@ class Proposer(Protocol):
 
     def propose(self, token_ids: Sequence[int], limit: int, /) -> Proposal:
         """Return up to `limit` tokens that may follow `token_ids`, which begin with those of the last call."""
+
+
+class DraftLayer(Protocol):
+    """A layer of the model that drafts, with keys and values of its own."""
+
+    def prepare(self, schedule: "Schedule", /) -> None:
+        """Take over the block tables of a schedule, before tokens are drafted for it."""
+
+    def absorb(self, schedule: "Schedule", /) -> None:
+        """Compute the layer for what a schedule has computed; the tokens that it gave are known."""

@@ -9,7 +9,7 @@ from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import BaseScheduler, Schedule
 from infer_engine.speculation.drafted_sequence import DraftedSequence
 from infer_engine.speculation.drafts import DraftRow
-from infer_engine.speculation.proposals import Proposer
+from infer_engine.speculation.proposals import DraftLayer, Proposer
 
 if TYPE_CHECKING:
     from infer_cache.states.sequence_states import StateMove
@@ -36,11 +36,12 @@ class Speculator:
         max_rows: int,
         on_ended: Callable[[Request], None] = lambda _: None,
         draft_model_cost: float | None = None,
+        draft_layer: DraftLayer | None = None,
     ) -> None:
         """Add up to `num_tokens` drafts of a request, up to `max_rows` rows of a step, and count them in `counts`.
 
         `scheduler` has the requests. `on_ended` is called with each request that had a proposer, after its end.
-        `draft_model_cost`: as for `DraftedSequence`.
+        `draft_model_cost`: as for `DraftedSequence`. `draft_layer` is told of each step.
         """
         self._make_proposer = make_proposer
         self._scheduler = scheduler
@@ -49,6 +50,7 @@ class Speculator:
         self._max_rows = max_rows
         self._on_ended = on_ended
         self._draft_model_cost = draft_model_cost
+        self._draft_layer = draft_layer
         self._sequences: dict[str, DraftedSequence] = {}
 
     def add_drafts(self, schedule: Schedule) -> None:
@@ -59,6 +61,8 @@ class Speculator:
             logger.exception("Speculation failed; this step has no draft tokens.")
 
     def _add_drafts(self, schedule: Schedule) -> None:
+        if self._draft_layer is not None:
+            self._draft_layer.prepare(schedule)
         decode = RequestState.DECODE
         decodes = schedule.decodes or [request for request, _ in schedule.items if request.state is decode]
         limit = next((drafts for most, drafts in _LIMITS if len(decodes) <= most), 0)
@@ -73,10 +77,12 @@ class Speculator:
         if len(rows) > len(decodes):
             schedule.decodes = rows
 
-    def settle(self) -> None:
-        """Note what became of the drafts of the latest step, and forget the requests that have ended."""
+    def settle(self, schedule: Schedule) -> None:
+        """Note what became of the drafts of `schedule`, which is computed, and forget the requests that have ended."""
         try:
             self._settle()
+            if self._draft_layer is not None:
+                self._draft_layer.absorb(schedule)
         except Exception:
             logger.exception("Speculation failed; some draft tokens are not counted.")
 

@@ -125,6 +125,7 @@ class ModelConfig:
             has no keys and values: what `windows` and `ropes` say of it is not used.
         mamba: what layers with a state compute; None: something else than Mamba 2.
         moe: the experts of a mixture; None: all layers have an MLP.
+        has_mtp: the model has the layer of its checkpoint that predicts one token further.
         wrapper: `model_type` of the multimodal model whose text model this is; None: there is no other.
         quantization: quantization of the checkpoint's weights; None: they are not quantized.
     """
@@ -155,6 +156,7 @@ class ModelConfig:
     states: tuple[StateSpec | None, ...] = ()
     mamba: MambaConfig | None = None
     moe: MoEConfig | None = None
+    has_mtp: bool = False
     wrapper: str | None = None
     quantization: QuantizationConfig | None = None
     stored_head_dim: int | None = None

@@ -4,17 +4,22 @@ Qwen Team, "Qwen3-Next", 2025; "Qwen3.5", 2026. Which layers attend, and the rot
 `ModelConfig.states` and `ropes`. Qwen3-Next's files have other tensors for the same model.
 """
 
+from dataclasses import replace
+
 from torch import nn
 
 from infer_kernels import silu_and_mul
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.layers import (
+    DecoderLayer,
     GatedAttention,
     GatedDeltaNet,
     GatedMLP,
     LMHead,
+    MultiTokenPredictor,
     ParameterFactory,
+    RMSNorm,
     SharedExpertMLP,
     pre_norm_decoder,
 )
@@ -44,7 +49,20 @@ class Qwen35(CausalLM):
             norm_variant="gemma",
             state_layer_name="linear_attn",
         )
-        super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))
+        mtp = MultiTokenPredictor(config, factory, layer=_mtp_layer(config, factory)) if config.has_mtp else None
+        super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens), mtp=mtp)
+
+
+def _mtp_layer(config: ModelConfig, factory: ParameterFactory) -> DecoderLayer[RMSNorm]:
+    """Return the decoder layer that predicts one token further: it attends, and has experts if the model has."""
+    rope = next(rope for layer, rope in enumerate(config.ropes) if config.attends(layer))
+    own = replace(config, num_layers=1, windows=(None,), ropes=(rope,), states=())
+    return DecoderLayer(
+        input_layernorm=RMSNorm(factory, config.hidden_size, config.norm_eps, variant="gemma"),
+        self_attn=GatedAttention(own, factory, 0),
+        post_attention_layernorm=RMSNorm(factory, config.hidden_size, config.norm_eps, variant="gemma"),
+        mlp=GatedMLP(config, factory, silu_and_mul) if config.moe is None else SharedExpertMLP(config, factory),
+    )
 
 
 class Qwen3Next(Qwen35):

@@ -3,7 +3,7 @@
 from infer_models.layers.attention import Attention, QKNormAttention, SinkAttention
 from infer_models.layers.decoder import Decoder, DecoderLayer, pre_norm_decoder
 from infer_models.layers.embedding import Embedding, LMHead, VocabParallelEmbedding
-from infer_models.layers.hybrid import CausalConvolution, GatedAttention, GatedDeltaNet
+from infer_models.layers.hybrid import CausalConvolution, GatedAttention, GatedDeltaNet, MultiTokenPredictor
 from infer_models.layers.linear import ColumnParallelLinear, LinearBase, PackedLinear, RowParallelLinear
 from infer_models.layers.mlp import GatedMLP
 from infer_models.layers.moe import Experts, RoutedMLP, Router, SparseMLP
@@ -37,6 +37,7 @@ __all__ = [
     "LayerInput",
     "LayerNorm",
     "LinearBase",
+    "MultiTokenPredictor",
     "OwnWeight",
     "PackedLinear",
     "ParameterFactory",

@@ -1,6 +1,7 @@
 """Tiny random checkpoints, as `transformers` saves them.
 
-The weights are spread widely, so that attention matters and the two best logits of a position are no ties.
+The weights are spread widely, so that attention matters and the two best logits of a position are no ties. Layers that
+predict a token further (MTP), which `transformers` leaves unread, can be added.
 """
 
 import json
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from infer_models.testing.tiny_families import SHAPE, TINY_FAMILIES, VISION, TinyFamily
 
@@ -84,6 +87,62 @@ def save_tiny_nanogpt(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch
     _spread(model, seed)
     save_model(model, folder)
     return model
+
+
+class MTPTwin(nn.Module):
+    """The layer of a twin: norms and a product before a `transformers` model of one layer."""
+
+    def __init__(self, model: Any) -> None:
+        """Make the layer of `model`, a `transformers` model that may be wrapped."""
+        super().__init__()
+        text = getattr(model.model, "language_model", model.model)
+        config = deepcopy(text.config)
+        config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+        size, norm = config.hidden_size, type(text.norm)
+        self.pre_fc_norm_embedding = norm(size, eps=config.rms_norm_eps)
+        self.pre_fc_norm_hidden = norm(size, eps=config.rms_norm_eps)
+        self.fc = nn.Linear(2 * size, size, bias=False)
+        self.text = type(text)(config)
+        self.text.embed_tokens = None
+
+    def forward(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """Map embeddings of the next tokens and hidden states, [tokens, hidden], to hidden states."""
+        joined = torch.cat([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], dim=-1)
+        predicted: Tensor = self.text(inputs_embeds=self.fc(joined)[None]).last_hidden_state[0]
+        return predicted
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors as checkpoints name them."""
+        return {f"mtp.{name.removeprefix('text.')}": each.contiguous() for name, each in self.state_dict().items()}
+
+
+def save_mtp(folder: Path, model: Any, *, seed: int = 1) -> MTPTwin:
+    """Add a random layer to the checkpoint in `folder`, which has one file and was saved of `model`; return it."""
+    twin = MTPTwin(model)
+    _spread(twin, seed)
+    twin = twin.to(model.dtype).eval()
+    add_tensors(folder, twin.tensors())
+    return twin
+
+
+def save_mtp_of_pairs(folder: Path) -> None:
+    """Make a checkpoint's next token depend on the last one alone, as its MTP layer's does: they predict the same."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, each in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            each.zero_()
+        elif name == "mtp.fc.weight":
+            each.copy_(torch.eye(*each.shape))
+        elif (name.endswith("norm.weight") and ".layers." not in name) or ".pre_fc_norm" in name:
+            each.zero_()  # norms of these families multiply by 1 + weight
+    save_file(tensors, path)
+
+
+def add_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Add tensors to a checkpoint that has one file."""
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | tensors, path)
 
 
 def _spread(model: torch.nn.Module, seed: int) -> None:

@@ -114,7 +114,11 @@ class LoadedRank:
             block_size=self.block_size,
             windows=self.groups.windows,
             bytes_per_block=bytes_per_block(
-                self.groups, self._attentions, block_size=self.block_size, kv_dtype=self.kv_dtype
+                self.groups,
+                self._attentions,
+                block_size=self.block_size,
+                kv_dtype=self.kv_dtype,
+                mtp=None if self.rank_model.model.mtp is None else (self.mtp_attention, self.dtype),
             ),
             max_chunk=self.limits.prefill_chunk_size,
             memory=memory,
@@ -132,6 +136,24 @@ class LoadedRank:
             dtype=self.kv_dtype,
             device=self.rank_model.device,
             scales=self.kv_scales,
+        )
+
+    @property
+    def mtp_attention(self) -> AttentionSpec:
+        """What the layer that predicts a token further has in place of the model's layers."""
+        return mtp_attention_of(self.model_config)
+
+    def allocate_mtp_pool(self, num_blocks: Sequence[int]) -> KVPool:
+        """Return a pool for the layer that predicts a token further, with as many blocks as the model's only group."""
+        spec = self.mtp_attention
+        return KVPool(
+            group_of_layer=(0,),
+            num_blocks=tuple(num_blocks),
+            kv_heads=[spec.kv_heads],
+            block_size=self.block_size,
+            head_dim=[spec.head_dim],
+            dtype=self.dtype,
+            device=self.rank_model.device,
         )
 
     def allocate_state_pool(self, num_slots: int) -> StatePool | None:
@@ -190,6 +212,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
     speculation = choose_speculation(config, model_config, device=device, has_cpu_kernels=kernels is not None)
     limits = replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS)
+    with_mtp = speculation is not None and speculation.method == "mtp"
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
     check_layer_heads(model_config, device=device)
@@ -211,7 +234,13 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         max_batch_size=limits.max_batch_size,
         block_size=block_size,
         windows=groups.windows,
-        bytes_per_block=bytes_per_block(groups, attentions, block_size=block_size, kv_dtype=kv_dtype),
+        bytes_per_block=bytes_per_block(
+            groups,
+            attentions,
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+            mtp=(mtp_attention_of(model_config), dtype) if with_mtp else None,
+        ),
         max_chunk=limits.prefill_chunk_size,
         memory=states.beside(memory),
     )
@@ -229,6 +258,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         shard=shard,
         max_seq_len=longest_seq_len,
         quantization=config.quantization,
+        with_mtp=with_mtp,
         check_size=check_size if device.type == "cpu" else None,
     )
     model.prepack()
@@ -284,16 +314,36 @@ def check_layer_heads(model_config: ModelConfig, *, device: torch.device) -> Non
         )
 
 
+def mtp_attention_of(model_config: ModelConfig) -> AttentionSpec:
+    """Return what the layer that predicts a token further has of a model's layers that attend."""
+    layer = next(layer for layer in range(model_config.num_layers) if model_config.attends(layer))
+    return model_config.attention_specs[layer]
+
+
 def bytes_per_block(
-    groups: LayerGroups, attentions: Sequence[AttentionSpec], *, block_size: int, kv_dtype: torch.dtype
+    groups: LayerGroups,
+    attentions: Sequence[AttentionSpec],
+    *,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    mtp: tuple[AttentionSpec, torch.dtype] | None = None,
 ) -> list[int]:
-    """Return the bytes of one block of each group, of heads as the layers' `attentions` have them."""
+    """Return the bytes of one block of each group, of heads as the layers' `attentions` have them.
+
+    `mtp` is the layer that predicts a token further, whose blocks are those of the only group, and the dtype of its
+    keys and values.
+    """
     sizes = [0] * len(groups.windows)
     for group, spec in zip(groups.group_of_layer, attentions, strict=True):
         if group is not None:
             sizes[group] += KVPool.bytes_per_block(
                 num_layers=1, kv_heads=spec.kv_heads, block_size=block_size, head_dim=spec.head_dim, dtype=kv_dtype
             )
+    if mtp is not None:
+        spec, dtype = mtp
+        sizes[0] += KVPool.bytes_per_block(
+            num_layers=1, kv_heads=spec.kv_heads, block_size=block_size, head_dim=spec.head_dim, dtype=dtype
+        )
     return sizes
 
 

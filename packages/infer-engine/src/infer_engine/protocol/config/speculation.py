@@ -9,18 +9,23 @@ from typing import Any, Literal, TypeGuard
 from infer_engine.protocol.stats import MAX_DRAFT_TOKENS
 from infer_engine.protocol.values import refusal
 
-SpeculationMethod = Literal["suffix", "ngram", "draft_model"]
+SpeculationMethod = Literal["suffix", "ngram", "draft_model", "mtp"]
 
-NUM_TOKENS: Mapping[str, int] = MappingProxyType({"suffix": MAX_DRAFT_TOKENS, "ngram": 4, "draft_model": 4})
+NUM_TOKENS: Mapping[str, int] = MappingProxyType({"suffix": MAX_DRAFT_TOKENS, "ngram": 4, "draft_model": 4, "mtp": 3})
 """Most drafts of a request in a step, by method, where `num_speculative_tokens` is left out."""
 _LOOKUPS = ("prompt_lookup_max", "prompt_lookup_min")
 _OF_METHOD: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"suffix": ("suffix_decoding_max_cached_requests",), "ngram": ("model", *_LOOKUPS), "draft_model": ("model",)}
+    {
+        "suffix": ("suffix_decoding_max_cached_requests",),
+        "ngram": ("model", *_LOOKUPS),
+        "draft_model": ("model",),
+        "mtp": (),
+    }
 )
 _ALLOWED = (
     'JSON such as {"method": "suffix", "num_speculative_tokens": 8}; the methods are `suffix`, with '
     "`suffix_decoding_max_cached_requests` of 0 or more, `ngram`, with `prompt_lookup_max` and `prompt_lookup_min` "
-    f"of 1 to {MAX_DRAFT_TOKENS}, and `draft_model`, with a `model`; `num_speculative_tokens` is of 1 to "
+    f"of 1 to {MAX_DRAFT_TOKENS}, `draft_model`, with a `model`, and `mtp`; `num_speculative_tokens` is of 1 to "
     f"{MAX_DRAFT_TOKENS}; or `none`"
 )
 
@@ -30,7 +35,7 @@ class Speculation:
     """How drafts are made.
 
     Attributes:
-        method: how: `suffix`, `ngram` or `draft_model`.
+        method: how: `suffix`, `ngram`, `draft_model` or `mtp`, by a layer of the model that predicts a token further.
         num_tokens: most drafts of a request in a step.
         uses_earlier_answers: with `suffix`, whether earlier answers are looked into.
         shortest: with `ngram`, fewest last tokens that are looked for in what came before.
@@ -59,7 +64,7 @@ def parse_speculation(name: str, value: object) -> Speculation | None:
         raise refusal(name, value, _ALLOWED)
     method = _method(fields)
     if method is None:
-        raise ValueError(f"`{name}` is {value!r}; its method must be `suffix`, `ngram` or `draft_model`.")
+        raise ValueError(f"`{name}` is {value!r}; its method must be `suffix`, `ngram`, `draft_model` or `mtp`.")
     longest = fields.get("prompt_lookup_max", Speculation.longest)
     shortest = fields.get("prompt_lookup_min", min(longest, Speculation.shortest) if _is_count(longest) else longest)
     num_tokens = fields.get("num_speculative_tokens", NUM_TOKENS[method])
@@ -88,6 +93,8 @@ def _method(fields: Mapping[str, Any]) -> SpeculationMethod | None:
             return "ngram" if fields.get("model", "[ngram]") == "[ngram]" else None
         case "draft_model":
             return "draft_model"
+        case "mtp" | "qwen3_next_mtp" | "qwen3_5_mtp":  # vLLM has had a name for each family
+            return "mtp"
         case "suffix":
             return "suffix"
         case _:
