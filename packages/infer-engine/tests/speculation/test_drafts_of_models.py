@@ -170,6 +170,25 @@ def test_the_next_turn_finds_the_states_that_drafts_have_left(family: str, twin_
     assert engine.core.stats.num_accepted_tokens > 20
 
 
+@pytest.mark.parametrize("asked", ["log-probabilities", "grammar with penalties"])
+def test_two_ranks_verify_drafts_and_answer_to_the_bit_as_without(asked: str, twin_of: Callable[[str], Twin]) -> None:
+    answers: list[dict[str, Any]] = []
+    for speculation in ("none", '{"num_speculative_tokens": 5}'):
+        served = ModelEngine(
+            twin_of("llama").folder, tensor_parallel_size=2, block_size=16, speculative_config=speculation
+        )
+        try:
+            if served.core._speculator is not None:  # noqa: SLF001 - as above
+                told = Told({name: tokens for name, (tokens, *_) in answers[0].items()}, 0.8)
+                served.core._speculator._make_proposer = lambda _, told=told: told  # type: ignore[misc]  # noqa: SLF001 - as above
+            answers.append(said(answer(served, ASKED[asked])))
+            num_accepted = served.core.stats.num_accepted_tokens
+        finally:
+            served.close()
+    assert answers[0] == answers[1]
+    assert num_accepted > 10
+
+
 # vllm-project/vllm#40875, #36138, #10442: drafts were not held to grammars, nor to the arguments of calls
 # vllm-project/vllm#47616, #17876: log-probabilities behind a stop string, or none
 @parametrize_each_value(family=FAMILIES, asked=list(ASKED), right=[0.0, 0.6, 1.0], size=[4, 16])
