@@ -76,7 +76,9 @@ def load_model(
     )
     model = build_model(config, factory)
     if with_mtp and model.mtp is None:
-        raise ValueError(f"models of {config.model_type} have no layer that predicts a token further (MTP) here")
+        raise ValueError(
+            f"models of {config.model_type} have no layer that predicts a token further (MTP) here; draft otherwise"
+        )
     if factory.defers_matrices:
         allocate_weights(model, quantization=quantization, device=device, dtype=dtype)
     if check_size is not None:
