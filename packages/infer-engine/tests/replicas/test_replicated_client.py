@@ -10,6 +10,7 @@ import pytest
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
 from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, SamplingParams
+from infer_engine.protocol.stats import DraftCounts
 from infer_engine.replicas.prefix_index import BLOCK_TOKENS
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
@@ -44,7 +45,9 @@ class Recorder:
     def describe_step(self) -> str:
         return ""
 
-    def produce(self, request_id: str, *token_ids: int, reason: FinishReason | None = None, cached: int = 0) -> None:
+    def produce(
+        self, request_id: str, *token_ids: int, reason: FinishReason | None = None, cached: int = 0, drafted: int = 0
+    ) -> None:
         """Give a request tokens."""
         output = TokenOutput(
             request_id=request_id,
@@ -53,6 +56,7 @@ class Recorder:
             num_prompt_tokens=3,
             num_completion_tokens=len(token_ids),
             num_cached_tokens=cached,
+            drafts=DraftCounts(num_drafted=drafted) if drafted else None,
         )
         self.callbacks.on_result(StepResult(outputs=[output], admitted=[request_id], stats=STATS))
 
@@ -150,13 +154,15 @@ def test_nobody_is_told_of_unknown_requests(make: Make) -> None:
     assert [client.messages for client in cores.clients] == [[], []]
 
 
-def test_a_moved_request_is_admitted_once_and_keeps_its_count_of_cached_tokens(make: Make) -> None:
+def test_a_moved_request_is_admitted_once_and_keeps_its_counts(make: Make) -> None:
     cores = make()
     cores.submit("a", 1, 2, 3)
-    cores.clients[0].produce("a", 5, cached=2)
+    cores.clients[0].produce("a", 5, cached=2, drafted=4)
     cores.clients[0].callbacks.on_lost(ENGINE_DEAD)
     cores.clients[1].produce("a", 6, cached=0)
-    assert [output.num_cached_tokens for output in cores.outputs()] == [2, 2]
+    cores.clients[1].produce("a", 7, cached=0, drafted=3)
+    assert [output.num_cached_tokens for output in cores.outputs()] == [2, 2, 2]
+    assert [output.drafts and output.drafts.num_drafted for output in cores.outputs()] == [4, 4, 7]
     assert [request_id for result in cores.results for request_id in result.admitted] == ["a"]
 
 

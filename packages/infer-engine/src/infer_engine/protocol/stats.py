@@ -34,6 +34,10 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
             num_predicted_accepted=self.num_predicted_accepted + accepted * are_predicted,
         )
 
+    def __add__(self, other: "DraftCounts") -> "DraftCounts":
+        """Return the sums of both."""
+        return DraftCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
 
 NO_DRAFTS = DraftCounts()
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from infer_engine.ipc.core_client import CoreClient
-from infer_engine.messages import Submit
+from infer_engine.messages import Submit, TokenOutput
 from infer_engine.protocol import EngineStats
+from infer_engine.protocol.stats import NO_DRAFTS, DraftCounts
 from infer_engine.replicas.combining import add_counts
 
 MAX_LOSSES = 3
@@ -23,11 +24,31 @@ class TrackedRequest:
     is_admitted: bool = False
     num_cached_tokens: int | None = None
     num_losses: int = 0
+    drafts: DraftCounts | None = None
+    drafts_of_lost_cores: DraftCounts | None = None
 
     @property
     def is_suspect(self) -> bool:
         """Whether it may be what ends cores, and fails with the next one."""
         return self.num_losses == MAX_LOSSES - 1
+
+    def record(self, output: TokenOutput) -> TokenOutput:
+        """Take note of new tokens, and return `output` with what the cores before have counted."""
+        self.generated += output.token_ids
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+        self.drafts = output.drafts
+        if self.drafts_of_lost_cores is not None:
+            self.drafts = self.drafts_of_lost_cores + (output.drafts or NO_DRAFTS)
+        if (output.num_cached_tokens, output.drafts) == (self.num_cached_tokens, self.drafts):
+            return output
+        return msgspec.structs.replace(output, num_cached_tokens=self.num_cached_tokens, drafts=self.drafts)
+
+    def lose_core(self) -> None:
+        """Note that its core is lost."""
+        self.replica = None
+        self.num_losses += 1
+        self.drafts_of_lost_cores = self.drafts
 
     def resumed(self) -> Submit:
         """Return the submission with the tokens so far."""

@@ -15,8 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import msgspec
-
 from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks, CoreClient
 from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, InvalidRequestError, RequestFailure
@@ -257,17 +255,13 @@ class ReplicatedCoreClient:
         request = self._tracked.get(output.request_id)
         if request is None:
             return None
-        request.generated += output.token_ids
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = output.num_cached_tokens
+        output = request.record(output)
         if output.finish_reason is not None or output.error is not None:
             self._forget(output.request_id)
             self._ended[output.request_id] = index
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
-        if output.num_cached_tokens == request.num_cached_tokens:
-            return output
-        return msgspec.structs.replace(output, num_cached_tokens=request.num_cached_tokens)
+        return output
 
     def _result(
         self, outputs: list[TokenOutput], *, admitted: Sequence[str] = (), latest: EngineStats | None = None
@@ -301,8 +295,7 @@ class ReplicatedCoreClient:
 
     def _move(self, request: TrackedRequest) -> TokenOutput | None:
         """Give a request to another core; return its last output if it is too often lost."""
-        request.replica = None
-        request.num_losses += 1
+        request.lose_core()
         if request.num_losses < MAX_LOSSES:
             self._place(request)
             return None
