@@ -17,6 +17,7 @@ from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import tokens_of
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable
+from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_models import CausalView, load_model
 from infer_models.testing.checkpoints import save_mtp, save_mtp_of_pairs
 
@@ -75,8 +76,7 @@ def answer(folder: Path, speculation: str, asked: dict[str, Any], **config: Any)
 
 
 @pytest.mark.covers("scheduling/no-draft-changes-a-token")
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("config", CONFIGS)
+@parametrize_each_value(config=list(CONFIGS), asked=list(ASKED))
 def test_no_token_changes(config: str, asked: str, folder_with_mtp: Callable[[str], Path]) -> None:
     folder = folder_with_mtp("qwen3_5")
     plain, _ = answer(folder, "none", ASKED[asked], **CONFIGS[config])
