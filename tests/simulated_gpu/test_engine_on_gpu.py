@@ -13,6 +13,7 @@ from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
 from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
+from infer_models.testing.checkpoints import save_mtp, save_mtp_of_pairs
 
 CONFIG: dict[str, Any] = {
     "dtype": "float32",
@@ -109,6 +110,30 @@ def test_steps_of_a_model_with_states_are_captured_and_compute_what_a_cpu_does(t
     assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
     found = answers(engine)
     assert found == answers(ModelEngine(tmp_path, device="cpu", **CONFIG))
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize(
+    ("family", "kind", "speculation"),
+    [
+        ("lfm2", "conv", '{"num_speculative_tokens": 3}'),
+        ("qwen3_5", "linear_attention", '{"method": "mtp", "num_speculative_tokens": 2}'),
+    ],
+)
+def test_drafts_of_models_with_states_are_verified(family: str, kind: str, speculation: str, tmp_path: Path) -> None:
+    model = save_servable(family, tmp_path, num_hidden_layers=2, layer_types=[kind, "full_attention"])
+    if family == "qwen3_5":
+        save_mtp(tmp_path, model)
+        save_mtp_of_pairs(tmp_path)
+    prompt = random_prompt(5) * 2
+    asked: dict[str, Any] = {"max_tokens": 14, "params": PLAIN}
+    expected = ModelEngine(tmp_path, device="cpu", **CONFIG).complete(prompt, **asked)
+    engine = ModelEngine(tmp_path, device="cuda", speculative_config=speculation, **CONFIG)
+    for _ in range(2):  # the second time by the first answer
+        assert engine.complete(prompt, **asked) == expected
+    stats = engine.core.stats
+    assert stats.num_accepted_tokens > 8
+    assert stats.num_free_state_slots == stats.num_state_slots
 
 
 @pytest.mark.usefixtures("started")

@@ -126,7 +126,7 @@ class MTPDrafter:
             return
         counts = [len(row.token_ids) - row.num_computed_tokens for row in rows]
         indices = torch.cat([torch.arange(first, first + count) for first, count in zip(firsts, counts, strict=True)])
-        predicted = self._compute(rows, counts, hidden.index_select(0, indices))
+        predicted = self._compute(rows, counts, hidden.index_select(0, indices.to(hidden.device)))
         ends = torch.tensor(counts).cumsum(0).tolist()
         requests = {request.request_id: request for request, _ in schedule.items}
         for row, end in zip(rows, ends, strict=True):

@@ -4,8 +4,9 @@
     rows     of x, ROWS per program   | the states of ROWS sequences per program
 
 A row finds its sequence by counting the sequences that end before it, and each of its inputs in the step or in the
-state. The slots that are read are not those that are written, so programs need not wait for each other. The grid
-depends on shapes only, and a row's bits on nothing but its own inputs.
+state. A sequence that goes on from what the one before it writes begins where that one does, so all slots that are read
+are not those that are written, and programs need not wait for each other. The grid depends on shapes only, and a row's
+bits on nothing but its own inputs.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -56,6 +57,33 @@ def _load_inputs(
     return tl.where(in_step[:, None], current, earlier)
 
 
+@triton.jit
+def _beginning(
+    query_start: tl.tensor,
+    read: tl.tensor,
+    write: tl.tensor,
+    seq: tl.tensor,  # [ROWS]
+    in_use: tl.tensor,  # [ROWS]
+    NUM_BEFORE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first row of the sequence with which each begins, and the slot that is read there, int64 [ROWS].
+
+    A sequence that others go on from has rows, so none further back than `NUM_BEFORE` sequences is needed.
+    """
+    first = tl.load(query_start + seq, mask=in_use, other=0)
+    from_slot = tl.load(read + seq, mask=in_use, other=-1)
+    goes_on = in_use
+    slot = from_slot
+    for back in tl.static_range(NUM_BEFORE):
+        has_one = in_use & (seq > back)
+        before = seq - 1 - back
+        goes_on = goes_on & (slot >= 0) & (slot == tl.load(write + before, mask=has_one, other=-2))
+        slot = tl.load(read + before, mask=has_one, other=-1)
+        first = tl.where(goes_on, tl.load(query_start + before, mask=has_one, other=0), first)
+        from_slot = tl.where(goes_on, slot, from_slot)
+    return first, from_slot.to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["tokens", "num_seqs"], do_not_specialize_on_alignment=["query_start", "read", "write"])
 def _causal_convolution_kernel(
     out: tl.tensor,  # [tokens, channels]
@@ -93,8 +121,7 @@ def _causal_convolution_kernel(
             end = tl.load(query_start + 1 + each, mask=each < num_seqs, other=2147483647)
             seq += tl.sum((end[None, :] <= row[:, None]).to(tl.int32), axis=1)
         in_use = (seq < num_seqs) & (row < tokens)
-        first = tl.load(query_start + seq, mask=in_use, other=0)
-        from_slot = tl.load(read + seq, mask=in_use, other=-1).to(tl.int64)
+        first, from_slot = _beginning(query_start, read, write, seq, in_use, WIDTH - 1)
         y = tl.zeros((ROWS, CHANNELS), tl.float32)
         for tap in tl.static_range(WIDTH):
             inputs = _load_inputs(
@@ -131,8 +158,7 @@ def _causal_convolution_kernel(
         in_batch = seq < num_seqs
         to_slot = tl.load(write + seq, mask=in_batch, other=-1).to(tl.int64)
         is_kept = to_slot >= 0
-        from_slot = tl.load(read + seq, mask=is_kept, other=-1).to(tl.int64)
-        first = tl.load(query_start + seq, mask=is_kept, other=0)
+        first, from_slot = _beginning(query_start, read, write, seq, is_kept, WIDTH - 1)
         end = tl.load(query_start + seq + 1, mask=is_kept, other=0)
         for place in tl.static_range(WIDTH - 1):
             inputs = _load_inputs(

@@ -16,6 +16,9 @@ With d = exp(-exp(a_log) * softplus(a + dt_bias)), and q and k normalized, a tok
 so that both sums over keys are of the state before the token, and run side by side; norms are factors of the sums. What
 comes of q, k, a and b alone is computed beside them, and the next token's rows are loaded before.
 
+A sequence that goes on from what the one before it writes is computed from where that one begins, whose rows get the
+same results twice.
+
 Programs read nothing of each other, loops depend on nothing but a sequence's own rows, and the state between two steps
 is fp32 as the registers are: the bits do not depend on the division into steps. The grid depends on shapes only.
 """
@@ -27,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.states.beginning_triton import beginning
 from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
@@ -131,9 +135,10 @@ def _gated_delta_rule_kernel(
     head = tl.program_id(1)
     seq = tl.program_id(2)
     value_heads = tl.num_programs(1)
-    first, end = tl.load(query_start + seq), tl.load(query_start + seq + 1)
+    first, from_slot = beginning(query_start, read, write, seq)
+    end = tl.load(query_start + seq + 1)
     # States are large: a slot's address needs 64 bits.
-    from_slot, to_slot = tl.load(read + seq).to(tl.int64), tl.load(write + seq).to(tl.int64)
+    from_slot, to_slot = from_slot.to(tl.int64), tl.load(write + seq).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     key = tl.arange(0, LANES)[None, :] * KEYS + tl.arange(0, KEYS)[:, None]
     in_head, is_key = column < VALUE_DIM, key < KEY_DIM

@@ -3,6 +3,9 @@
     program (seq, head, block of rows)      S [rows, state_size] in registers, from the slot that is read to the one
                                             that is written
 
+A sequence that goes on from what the one before it writes is computed from where that one begins, whose rows get the
+same results twice.
+
 Formula, precision and bytes moved are those of `mamba2_scan.py`.
 """
 
@@ -14,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.states.beginning_triton import beginning
 from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
@@ -49,11 +53,12 @@ def _mamba2_scan_kernel(
     COLUMNS: tl.constexpr,
 ) -> None:
     seq, head = tl.program_id(0), tl.program_id(1)
+    first, source = beginning(query_start, read, write, seq)
+    first, source, end = first.to(tl.int64), source.to(tl.int64), tl.load(query_start + seq + 1).to(tl.int64)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     in_head, in_row = row < head_dim, column < state_size
     within = head.to(tl.int64) * state_stride_head + row.to(tl.int64)[:, None] * state_stride_row + column[None, :]
-    source = tl.load(read + seq).to(tl.int64)
     target = tl.load(write + seq).to(tl.int64)
     is_read = (row < tl.where(source >= 0, head_dim, 0))[:, None] & in_row[None, :]
     s = tl.load(state + source * state_stride_slot + within, mask=is_read, other=0.0)
@@ -62,7 +67,6 @@ def _mamba2_scan_kernel(
     bias = tl.load(dt_bias + head)
     b_at = heads * head_dim + head // (heads // groups) * state_size + column
     x_at = head * head_dim + row
-    first, end = tl.load(query_start + seq).to(tl.int64), tl.load(query_start + seq + 1).to(tl.int64)
     for token in range(first, end):
         at = xbc + token * xbc_stride
         x = tl.load(at + x_at, mask=in_head, other=0.0).to(tl.float32)

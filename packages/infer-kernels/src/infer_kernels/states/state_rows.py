@@ -22,8 +22,8 @@ class StateRows:
     that fails can be computed again, and what it has read can be kept. No slot is read and written in one step, and
     none is written twice, but for -1.
 
-    On a CPU, rows of one sequence may be given as several, which leave a state each: each but the first reads the slot
-    that the one before it writes. Triton kernels compute all sequences at once, and refuse nothing: do not do it there.
+    Rows of one sequence may be given as several, which leave a state each: each but the first reads the slot that the
+    one before it writes, and each but the last has rows.
 
     Attributes:
         query_start: [seqs + 1] int32: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i, which may

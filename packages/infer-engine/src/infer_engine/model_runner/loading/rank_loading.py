@@ -210,7 +210,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         model_max_seq_len=model_config.max_position_embeddings,
         has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
     )
-    speculation = choose_speculation(config, model_config, device=device, has_cpu_kernels=kernels is not None)
+    speculation = choose_speculation(config, device=device, has_cpu_kernels=kernels is not None)
     limits = replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS)
     with_mtp = speculation is not None and speculation.method == "mtp"
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
@@ -281,23 +281,11 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
 
 
-def choose_speculation(
-    config: EngineConfig, model_config: ModelConfig, *, device: torch.device, has_cpu_kernels: bool
-) -> Speculation | None:
-    """Return how tokens are drafted: as `config` says, or by default where a row has the bits of a step of one.
-
-    Raises:
-        ValueError: the model's layers have states, whose kernels on this device leave none behind each row.
-    """
-    is_gpu = device.type in TRITON_DEVICES
+def choose_speculation(config: EngineConfig, *, device: torch.device, has_cpu_kernels: bool) -> Speculation | None:
+    """Return how tokens are drafted: as `config` says, or by default where a row has the bits of a step of one."""
     if config.speculation is not None:
-        if is_gpu and any(model_config.states):
-            raise ValueError(
-                f"`{config.speculation_field}` is set and `device` is {device.type}, where the states of "
-                f"{model_config.model_type} cannot be taken back from draft tokens; leave it out."
-            )
         return config.speculation
-    is_exact = has_cpu_kernels and not is_gpu and config.tensor_parallel_size == 1
+    is_exact = has_cpu_kernels and device.type not in TRITON_DEVICES and config.tensor_parallel_size == 1
     return config.default_speculation if is_exact else None
 
 
