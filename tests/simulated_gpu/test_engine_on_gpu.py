@@ -121,18 +121,22 @@ def test_steps_of_a_model_with_states_are_captured_and_compute_what_a_cpu_does(t
     ],
 )
 def test_drafts_of_models_with_states_are_verified(family: str, kind: str, speculation: str, tmp_path: Path) -> None:
-    model = save_servable(family, tmp_path, num_hidden_layers=2, layer_types=[kind, "full_attention"])
+    small: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": [kind, "full_attention"]}
+    if family == "qwen3_5":
+        small |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_value_heads": 2}
+    model = save_servable(family, tmp_path, **small)
     if family == "qwen3_5":
         save_mtp(tmp_path, model)
         save_mtp_of_pairs(tmp_path)
     prompt = random_prompt(5) * 2
-    asked: dict[str, Any] = {"max_tokens": 14, "params": PLAIN}
+    asked: dict[str, Any] = {"max_tokens": 8, "params": PLAIN}
     expected = ModelEngine(tmp_path, device="cpu", **CONFIG).complete(prompt, **asked)
-    engine = ModelEngine(tmp_path, device="cuda", speculative_config=speculation, **CONFIG)
+    graphs = None if family == "lfm2" else False  # to prove captured steps of so many rows takes a minute
+    engine = ModelEngine(tmp_path, device="cuda", speculative_config=speculation, use_cuda_graphs=graphs, **CONFIG)
     for _ in range(2):  # the second time by the first answer
         assert engine.complete(prompt, **asked) == expected
     stats = engine.core.stats
-    assert stats.num_accepted_tokens > 8
+    assert stats.num_accepted_tokens > 4
     assert stats.num_free_state_slots == stats.num_state_slots
 
 

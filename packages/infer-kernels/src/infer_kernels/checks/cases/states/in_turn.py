@@ -77,9 +77,11 @@ STATE_OPS: dict[str, _Make] = {
     "convolution": _convolution,
     "gated convolution": _gated_convolution,
     "delta rule": _delta_rule(4, 64, 64),
+    "small delta rule": _delta_rule(1, 16, 8),
     "delta rule, odd columns": _delta_rule(4, 64, 37),
     "delta rule, a piece for each row": _delta_rule(1, 512, 32),
     "scan": _scan(4, 64, 32),
+    "small scan": _scan(1, 16, 16),
     "scan, odd columns": _scan(4, 64, 21),
     "scan, a piece for each row": _scan(1, 16, 512),
 }
