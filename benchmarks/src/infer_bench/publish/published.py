@@ -7,7 +7,8 @@ from infer_bench.serving.ablation import draw_ladder
 
 _PEERS = "vLLM and llama.cpp in environments of their own"
 _TWO_REPLICAS = (
-    "python -m infer_server --model {checkpoint:llama-135m-8k} --data-parallel-size 2 --no-access-log --port {port}"
+    "python -m infer_server --model {checkpoint:llama-135m-8k} --data-parallel-size 2 --speculative-config none "
+    "--no-access-log --port {port}"
 )
 _RANKS_MODEL = "--model {checkpoint:llama-30m} --no-access-log --port {port}"
 _TWO_RANKS = f"python -m infer_server --tensor-parallel-size 2 {_RANKS_MODEL}"
