@@ -126,6 +126,11 @@ ODDITIES: dict[str, dict[str, Any]] = {
     "failing steps": {"faults": [Fault(stage="forward", step=step, times=1) for step in (5, 6, 9, 14, 22)]},
     "contiguous": {"kv_cache_backend": "contiguous"},
     "no prefixes": {"use_prefix_caching": False},
+    "scheduled ahead": {"use_async_scheduling": True, "block_size": 4},
+    "scheduled ahead, failing steps": {
+        "use_async_scheduling": True,
+        "faults": [Fault(stage="forward", step=step, times=1) for step in (3, 6, 9, 14, 22)],
+    },
 }
 
 
@@ -191,11 +196,20 @@ def test_two_ranks_verify_drafts_and_answer_to_the_bit_as_without(asked: str, tw
 
 # vllm-project/vllm#40875, #36138, #10442: drafts were not held to grammars, nor to the arguments of calls
 # vllm-project/vllm#47616, #17876: log-probabilities behind a stop string, or none
-@parametrize_each_value(family=FAMILIES, asked=list(ASKED), right=[0.0, 0.6, 1.0], size=[4, 16])
+@parametrize_each_value(
+    family=FAMILIES, asked=list(ASKED), right=[0.0, 0.6, 1.0], size=[4, 16], use_async_scheduling=[None, True]
+)
 def test_whatever_a_request_asks_for_it_gets_drafts_and_the_same_answer(
-    family: str, asked: str, *, right: float, size: int, twin_of: Callable[[str], Twin]
+    family: str,
+    asked: str,
+    *,
+    right: float,
+    size: int,
+    use_async_scheduling: bool | None,
+    twin_of: Callable[[str], Twin],
 ) -> None:
-    drafting = check(twin_of(family).folder, ASKED[asked], right=right, block_size=size)
+    config = {"block_size": size, "use_async_scheduling": use_async_scheduling}
+    drafting = check(twin_of(family).folder, ASKED[asked], right=right, **config)
     stats = drafting.core.stats
     assert (stats.num_draft_tokens > 0) is (asked != "allowed tokens" or right > 0)  # none of the wrong ones is allowed
     assert stats.num_accepted_tokens > 10 or right < 1

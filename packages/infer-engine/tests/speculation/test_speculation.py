@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import TokenOutput
 from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig, SamplingParams
@@ -115,6 +116,25 @@ def test_a_request_whose_drafts_are_wrong_gets_few_of_them() -> None:
     assert stats.num_accepted_tokens == 0
     assert 1 <= stats.num_drafts <= 6 + 200 / 32
     assert stats.num_steps >= 200
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_steps_are_scheduled_ahead_where_none_gets_drafts(right: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = engine(right, block_size=64, use_async_scheduling=True)
+    num_in_turn = 0
+    compute = EngineCore._run_in_turn  # noqa: SLF001 - how a step was scheduled is on no wire
+
+    def compute_in_turn(*arguments: Any) -> None:
+        nonlocal num_in_turn
+        num_in_turn += 1
+        compute(*arguments)
+
+    monkeypatch.setattr(EngineCore, "_run_in_turn", compute_in_turn)
+    outputs = run(served, {"a": 200, "b": 9})
+    assert tokens_of(outputs["a"]) == expected_tokens([1, 2, 3], 200)
+    assert served.core.stats.num_drafts > 0
+    num_steps = served.core.stats.num_steps
+    assert (num_in_turn > 0.8 * num_steps) if right else (0 < num_in_turn < 0.3 * num_steps)
 
 
 @pytest.mark.parametrize(("num_requests", "most"), [(1, 4), (3, 3), (5, 2), (7, 2), (8, 0), (12, 0)])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels import reference
+from infer_kernels.checks.cases.states.in_turn import SEQUENCES, assert_as_in_turn
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
@@ -246,3 +247,9 @@ def test_sigmoid_gate_equals_reference(
     options = {"addend": addend if has_addend else None}
     actual = sigmoid_gate_triton(x, gate, **options)
     assert_within_roundings(actual, reference.sigmoid_gate_reference(x, gate, **options))
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("name", ["convolution", "gated convolution", "small delta rule", "small scan"])
+def test_rows_of_one_sequence_may_be_given_as_several(name: str, sequences: tuple[tuple[int, int, int], ...]) -> None:
+    assert_as_in_turn(name, sequences, torch.float32)

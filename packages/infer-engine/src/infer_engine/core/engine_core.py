@@ -209,7 +209,7 @@ class EngineCore:
             forward N+1 ──> read N, append its tokens ──> sample N+1 ──> schedule and forward N+2 ──> read N+1 ...
 
         So sampling knows all tokens, and may use them: grammars, penalties, counts. Only the forward pass is launched
-        before the host knows the tokens that it is given.
+        before the host knows the tokens that it is given. Steps that may get drafts are computed in turn.
         """
         settling, self._in_flight = self._in_flight, None
         if self._suspects and settling is None:
@@ -221,8 +221,12 @@ class EngineCore:
             if self._suspects:
                 self._run_in_turn(admitted, outputs)
                 return
+        may_draft = self._speculator is not None and self._speculator.may_draft()
+        if may_draft and settling is None:
+            self._run_in_turn(admitted, outputs)
+            return
         [make_schedule] = self._scheduler.passes
-        schedule = self._make_schedule(make_schedule, admitted, outputs)
+        schedule = None if may_draft else self._make_schedule(make_schedule, admitted, outputs)
         step = None if schedule is None or not schedule.items else self._executor.launch(schedule)
         if settling is not None:
             outcome = self._executor.read(settling)
@@ -230,6 +234,8 @@ class EngineCore:
                 self._recover_both(settling, step)
                 return
             self._apply_outcome(outcome, outputs)
+            if self._speculator is not None:
+                self._speculator.forget_ended()
         if step is None:
             return
         items = step.schedule.items = [item for item in step.schedule.items if item[0].row >= 0]  # not ended

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 _LIMITS = ((1, 16), (3, 3), (7, 2))
 """Most drafts of a request, by the most decodes in a step; none in larger steps, whose rows cost more."""
+_MOST_DECODES = max(decodes for decodes, _ in _LIMITS)
+_MOST_IN_VAIN, _WAIT = 4, 32
+"""Where steps are scheduled ahead: steps without drafts, and after them steps that wait for none."""
 MAX_DRAFT_ROWS = max(decodes * drafts for decodes, drafts in _LIMITS)
 """Most drafts of a step."""
 MakeProposer = Callable[[Request], Proposer]
@@ -52,6 +55,22 @@ class Speculator:
         self._draft_model_cost = draft_model_cost
         self._draft_layer = draft_layer
         self._sequences: dict[str, DraftedSequence] = {}
+        self._num_in_vain = 0  # latest steps without drafts, and then those since that were not to get any
+
+    def may_draft(self) -> bool:
+        """Whether the next step may get drafts, which go on from known tokens: not after some that got none."""
+        scheduler, decode = self._scheduler, RequestState.DECODE
+        if scheduler.num_waiting or not 0 < scheduler.num_running <= _MOST_DECODES:
+            return False
+        requests = tuple(scheduler.requests())
+        if any(request.state is not decode for request in requests):
+            return False
+        if any(request.request_id not in self._sequences for request in requests):  # a new one
+            self._num_in_vain = 0
+        if self._num_in_vain < _MOST_IN_VAIN:
+            return True
+        self._num_in_vain = (self._num_in_vain + 1) % (_MOST_IN_VAIN + _WAIT)
+        return False
 
     def add_drafts(self, schedule: Schedule) -> None:
         """Add the rows of drafts behind each decode, if the step computes nothing else; none if that fails."""
@@ -74,8 +93,10 @@ class Speculator:
             drafts = self._rows_of(request, min(limit, left, self._num_tokens), schedule)
             rows += [request, *drafts]
             left -= len(drafts)
+        self._num_in_vain += 1
         if len(rows) > len(decodes):
             schedule.decodes = rows
+            self._num_in_vain = 0
 
     def settle(self, schedule: Schedule) -> None:
         """Note what became of the drafts of `schedule`, which is computed, and forget the requests that have ended."""
@@ -87,17 +108,25 @@ class Speculator:
             logger.exception("Speculation failed; some draft tokens are not counted.")
 
     def _settle(self) -> None:
-        for name, sequence in tuple(self._sequences.items()):
+        for sequence in self._sequences.values():
             self._scheduler.release_drafts(sequence.request)
             sequence.settle()
+        self.forget_ended()
+
+    def forget_ended(self) -> None:
+        """Forget the requests that have ended; what drafts may learn of their answers."""
+        for name, sequence in tuple(self._sequences.items()):
             if sequence.request.has_ended:
-                self._on_ended(sequence.request)
                 del self._sequences[name]
+                try:
+                    self._on_ended(sequence.request)
+                except Exception:
+                    logger.exception("Speculation failed; the answer of request %s is not looked for again.", name)
 
     def _rows_of(self, request: Request, limit: int, schedule: Schedule) -> Sequence[DraftRow]:
         """Return the rows of up to `limit` drafts of `request`."""
         sequence = self._sequences.get(request.request_id)
-        if sequence is None:
+        if sequence is None or sequence.request is not request:
             sequence = self._sequences[request.request_id] = DraftedSequence(
                 request,
                 self._make_proposer(request),
