@@ -102,6 +102,21 @@ def test_right_drafts_take_fewer_steps_and_change_no_token() -> None:
     assert all(length + limit < 3 + 40 for length, limit in asked)  # no draft behind the last token
 
 
+@pytest.mark.parametrize("length", range(6, 30))
+@pytest.mark.parametrize("ends_by", ["max_tokens", "stop_token_ids", "eos"])
+def test_an_answer_ends_at_every_offset_among_right_drafts(ends_by: str, length: int) -> None:
+    answer = expected_tokens([1, 2, 3], 40)
+    last = answer[length - 1]
+    expected = answer[: answer.index(last) + 1] if ends_by != "max_tokens" else answer[:length]
+    served = engine(1.0, eos_token_ids=frozenset({last} if ends_by == "eos" else ()))
+    params = SamplingParams(temperature=0, stop_token_ids=(last,) if ends_by == "stop_token_ids" else ())
+    served.submit("a", [1, 2, 3], max_tokens=length if ends_by == "max_tokens" else 40, params=params)
+    outputs = served.run()["a"]
+    assert tokens_of(outputs) == expected
+    assert outputs[-1].finish_reason == {"max_tokens": "length", "stop_token_ids": "stop", "eos": "eos"}[ends_by]
+    assert served.core.stats.num_accepted_tokens > 0 or len(expected) < 4
+
+
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_blocks_that_drafts_fill_are_cached_as_others_are(right: float) -> None:
     served = engine(right, use_prefix_caching=True, block_size=4)
