@@ -55,6 +55,23 @@ def test_a_model_that_says_the_same_is_right_and_another_one_changes_nothing(
     assert 0 < other.core.stats.num_draft_tokens < 40  # it is asked no more
 
 
+@pytest.mark.parametrize("how", [{"tensor_parallel_size": 2}, {"use_async_scheduling": True}], ids=str)
+def test_it_drafts_for_two_ranks_and_where_steps_are_scheduled_ahead(
+    how: dict[str, Any], twin_of: Callable[[str], Twin]
+) -> None:
+    folder = twin_of("llama").folder
+    answers: list[dict[str, Any]] = []
+    for speculation in ("none", by(folder)):
+        served = ModelEngine(folder, speculative_config=speculation, **how)
+        try:
+            answers.append(said(served if speculation == "none" else cheap(served), ASKED["drawn"]))
+            num_accepted = served.core.stats.num_accepted_tokens
+        finally:
+            served.close()
+    assert answers[0] == answers[1]
+    assert num_accepted > 20
+
+
 @pytest.mark.covers("configuration/speculative-model")
 def test_the_short_form_names_the_model_alone() -> None:
     short, long = EngineConfig(speculative_model="a/b"), EngineConfig(speculative_config=by(Path("a/b")))

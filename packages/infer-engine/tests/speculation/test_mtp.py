@@ -38,6 +38,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks": {"block_size": 4, "prefill_chunk_size": 8},
     "bf16": {"dtype": "bfloat16"},
+    "keys in eight bits": {"kv_cache_dtype": "int8"},
+    "weights in eight bits": {"quantization": "int8", "dtype": "bfloat16"},
     "not captured": {"use_cpu_graphs": False},
     "preemption": {"block_size": 4, "num_kv_blocks": 20, "kv_reserve": 0.0, "max_seq_len": 60},
     "failing steps": {"faults": [Fault(stage="forward", step=step, times=1) for step in (4, 7, 8, 15)]},

@@ -25,7 +25,7 @@ SEEDS = [
     *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 40)),
     *(pytest.param(seed, marks=(pytest.mark.full, pytest.mark.exhaustive)) for seed in range(40, 400)),
 ]
-"""Of each family. All together are more than a million tokens."""
+"""Of each family. All together compare about a million tokens."""
 FAMILIES = ("llama", "gemma3", "lfm2", "qwen3_5", "granitemoehybrid")
 
 

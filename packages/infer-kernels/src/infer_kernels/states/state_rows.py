@@ -19,11 +19,11 @@ class StateRows:
     """The sequences of a step, and the slots of their states.
 
     A step reads the state before its tokens in one slot and writes the state after them into another, so that a step
-    that fails can be computed again, and what it has read can be kept. No slot is read and written in one step, and
-    none is written twice, but for -1.
+    that fails can be computed again, and what it has read can be kept. No slot is written twice, but for -1, and none
+    is read and written in one step, with one exception.
 
-    Rows of one sequence may be given as several, which leave a state each: each but the first reads the slot that the
-    one before it writes, and each but the last has rows.
+    The exception: rows of one sequence may be given as several, which leave a state each. Each but the first reads the
+    slot that the one before it writes, and each but the last has rows.
 
     Attributes:
         query_start: [seqs + 1] int32: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i, which may
