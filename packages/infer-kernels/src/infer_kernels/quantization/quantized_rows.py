@@ -8,8 +8,9 @@ the few inputs that are more than 4 times as large as the mean magnitude of the 
 16 or 32 times; they have up to 23 bits. Real models have such inputs, 30 to 5,000 times as large as the others: one
 scale for all would round the others away.
 
-Sums of a group are whole numbers, and exact. A row's scale depends on the row alone, and so do its bits. A row with NaN
-or infinity becomes NaN. The error of `q` is about 0.7% of the root mean square of the ordinary inputs.
+Sums of a group are whole numbers, and exact; what outliers have beyond eight bits is summed four inputs at a time, and
+added after all groups. A row's scale depends on the row alone, and so do its bits. A row with NaN or infinity becomes
+NaN. The error of `q` is about 0.7% of the root mean square of the ordinary inputs.
 """
 
 import torch
@@ -24,7 +25,7 @@ _PASSES = 4
 _MOST = 127.0
 _MOST_CODE = 2.0**22
 """The largest code of an outlier."""
-_MOST_SUM = 2.0**23
+_MOST_SUM = 2.0**23 - 2.0**17
 """Most that the magnitudes of a row's codes sum to, so that sums of products fit 32 bits."""
 _LEAST_SCALE = 2.0**-126
 """Below it 1 / scale may be infinite: such a row counts as zeros."""

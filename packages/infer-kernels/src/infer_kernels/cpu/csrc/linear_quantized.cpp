@@ -46,7 +46,7 @@ void linear_quantized(const void* arguments, Team& team, int thread) {
     for_panels(team, thread, rows, row_block, (a.outputs + PANEL - 1) / PANEL,
                [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
                    const uint8_t* asked = next < 0 ? nullptr : a.panels + next * panel_bytes;
-                   layer.multiply(a.layout, x, panel, asked, first_row, taken);
+                   layer.multiply(products, a.layout, x, panel, asked, first_row, taken);
                });
 }
 

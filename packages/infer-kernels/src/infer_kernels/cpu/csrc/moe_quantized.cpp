@@ -32,6 +32,7 @@ void products_quantized(const void* arguments, Team& team, int) {
     for_expert_panels(
         team, a.routing, panels,
         [&](const Block& block) {
+            products.forget_rows();
             for (int64_t row = 0; row < block.rows; row++) {
                 int64_t place = block.first + row;
                 int64_t at = a.chosen ? a.routing.pair_of_place[place] / a.chosen : place;
@@ -44,7 +45,7 @@ void products_quantized(const void* arguments, Team& team, int) {
                                     a.bias ? a.bias + block.expert * a.bias_stride : nullptr, a.outputs};
             for (int64_t panel = first; panel <= last; panel++) {
                 const uint8_t* next = panel < last ? layer.panels + (panel + 1) * panel_bytes : nullptr;
-                layer.multiply(a.layout, x, panel, next, 0, block.rows);
+                layer.multiply(products, a.layout, x, panel, next, 0, block.rows);
             }
         });
 }

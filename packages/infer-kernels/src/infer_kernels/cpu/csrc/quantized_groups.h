@@ -1,4 +1,4 @@
-// What lies around the codes of a group: factors, scales, zeros, minimums; and the inputs that have more than eight bits.
+// What lies around the codes of a group: factors, scales, zeros, minimums.
 #pragma once
 
 #include <utility>
@@ -87,32 +87,5 @@ struct GroupScales {
         if constexpr (BESIDE == Beside::ZEROS) sum -= zeros[part] * x_sums;
         total = multiply_add(convert<Floats>(sum), scales[part], total);
         return BESIDE == Beside::MINIMUMS ? multiply_add(-convert<Floats>(x_sums), minimums[part], total) : total;
-    }
-};
-
-// The words of a row's outliers that have not met a panel yet.
-struct OutliersLeft {
-    const OutlierWord *at, *end;
-
-    OutliersLeft() = default;
-    OutliersLeft(const QuantizedRows& x, int64_t row)
-        : at(x.outliers + row * x.outlier_stride), end(at + x.num_outliers[row]) {}
-
-    // Adds what those of a group contribute to its sums beyond digit 0. The group's codes start at `codes`.
-    template <Encoding ENCODING>
-    void add(const QuantizedLayout& layout, int64_t group, const uint8_t* codes, Ints (&sums)[NARROW]) {
-        int64_t first_word = group * layout.group_size / 4, last_word = first_word + layout.group_size / 4;
-        if (group == layout.groups() - 1) last_word = INT32_MAX;
-        if (at == end || at->word >= last_word) return;
-        Ints products[2][NARROW] = {};  // of digits 1 and 2
-        for (; at < end && at->word < last_word; at++) {
-            int64_t word = at->word - first_word;
-            for (int i = 0; i < NARROW; i++) {
-                Words weights = load_word<ENCODING>(codes, word, i);
-                products[0][i] = add_bytes(products[0][i], weights, at->digits[0]);
-                if (at->digits[1]) products[1][i] = add_bytes(products[1][i], weights, at->digits[1]);
-            }
-        }
-        for (int i = 0; i < NARROW; i++) sums[i] += (products[0][i] << 8) + (products[1][i] << 16);
     }
 };

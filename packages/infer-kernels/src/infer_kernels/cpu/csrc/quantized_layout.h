@@ -31,6 +31,11 @@ enum class Beside : int64_t { NOTHING = 0, ZEROS = 1, MINIMUMS = 2 };
 constexpr int64_t LINE = 64;
 constexpr int64_t BLOCK = 256;  // inputs that share a factor
 
+// A group's number, and where in a panel its codes are, its scales, and the factors of its block, in bytes.
+struct GroupPlace {
+    int32_t group, codes, scales, factors;
+};
+
 // How the panels of a weight lie in memory.
 struct QuantizedLayout {
     int64_t inputs;
@@ -105,6 +110,12 @@ struct QuantizedLayout {
     }
     // Bytes of factors before a group.
     int64_t factors_before(int64_t group) const { return group * group_size % BLOCK == 0 ? factor_bytes() : 0; }
+    GroupPlace place_of(int64_t group) const {
+        int64_t bytes = code_bytes(padded_inputs(0)) + scale_bytes(), block = group * group_size / BLOCK;
+        int64_t codes = group * bytes + (block + 1) * factor_bytes();
+        int64_t factors = block * BLOCK / group_size * bytes + block * factor_bytes();
+        return {(int32_t)group, (int32_t)codes, (int32_t)(codes + code_bytes(padded_inputs(group))), (int32_t)factors};
+    }
     int64_t panel_bytes() const {
         int64_t last = groups() - 1, blocks = (inputs + BLOCK - 1) / BLOCK;
         return last * code_bytes(padded_inputs(0)) + code_bytes(padded_inputs(last)) + groups() * scale_bytes() +

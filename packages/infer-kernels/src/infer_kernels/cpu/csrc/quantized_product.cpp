@@ -1,6 +1,6 @@
 // The product of up to 32 rows of eight bits with a panel of eight, six or four bits (see quantized.h).
 #include "amx.h"
-#include "quantized_groups.h"
+#include "quantized_outliers.h"
 
 namespace {
 
@@ -76,22 +76,15 @@ void multiply_small_groups(const QuantizedLayout& layout, const uint8_t* panel, 
                            const QuantizedRows& x, int64_t first_row, float* out) {
     int64_t groups = layout.groups();
     Floats totals[ROWS][NARROW] = {};
-    OutliersLeft outliers[ROWS];
-    bool any_outliers = false;
-    for (int row = 0; row < ROWS; row++) any_outliers |= (outliers[row] = {x, first_row + row}).at < outliers[row].end;
     BlockFactors factors;
     for (int64_t group = 0; group < groups; group++) {
         panel = factors.read(layout, group, panel);
         int64_t steps = std::min<int64_t>(layout.padded_inputs(group) / 8, CALL_STEPS<ENCODING>);
         int64_t bytes = bytes_of<ENCODING>(steps);
         Ints sums[ROWS][NARROW];
-        if (any_outliers) {
-            std::memset(&sums, 0, sizeof sums);
-            for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, sums[row]);
-        }
         GroupScales scales(layout, panel + bytes, factors);
         auto finish = [&](int row, int vector, Ints products, bool is_first, bool is_last) {
-            if (any_outliers || !is_first) products += sums[row][vector];
+            if (!is_first) products += sums[row][vector];
             if (!is_last) {
                 sums[row][vector] = products;
                 return;
@@ -107,7 +100,7 @@ void multiply_small_groups(const QuantizedLayout& layout, const uint8_t* panel, 
         next += bytes;
     }
     for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < NARROW; i++) store16(out + row * PANEL + 16 * i, totals[row][i] * x.scales[first_row + row]);
+        for (int i = 0; i < NARROW; i++) store16(out + row * PANEL + 16 * i, totals[row][i]);
 }
 #else
 #define HAS_SHORT_SUMS 0
@@ -121,11 +114,7 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
     const int8_t* rows = x.codes + first_row * x.stride;
     Floats totals[ROWS][NARROW];
     unrolled<ROWS * NARROW>([&](auto i) ALWAYS_INLINE { totals[i / NARROW][i % NARROW] = Floats{}; });
-    OutliersLeft outliers[ROWS];
-    bool any_outliers = false;
-    for (int row = 0; row < ROWS; row++) any_outliers |= (outliers[row] = {x, first_row + row}).at < outliers[row].end;
     BlockFactors factors;
-    constexpr int32_t ZERO = QuantizedLayout::zero_code(ENCODING);
     bool has_zero = ROWS <= FEW_ROWS && layout.beside != Beside::ZEROS && layout.zero_code() != 0;
     for (int64_t group = 0; group < groups; group++) {
         panel = factors.read(layout, group, panel);
@@ -136,16 +125,9 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
             sums[i / (ROWS * NARROW)][i / NARROW % ROWS][i % NARROW] = Ints{};
         });
         if (has_zero) unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
-            Ints added = (Ints{} + x_sums[row * groups]) * -ZERO;
+            Ints added = Ints{} + x.starts[(first_row + row) * groups + group];
             unrolled<NARROW>([&](auto i) ALWAYS_INLINE { sums[0][row][i] = added; });
         });
-        if (any_outliers) {  // whose sums have an address
-            Ints added[ROWS][NARROW] = {};
-            for (int row = 0; row < ROWS; row++) outliers[row].template add<ENCODING>(layout, group, panel, added[row]);
-            unrolled<ROWS * NARROW>([&](auto i) ALWAYS_INLINE {
-                sums[0][i / NARROW][i % NARROW] += added[i / NARROW][i % NARROW];
-            });
-        }
         const int8_t* at = rows + group * layout.group_size;
         auto add = [&](auto chain, const Words (&weights)[NARROW], int64_t first) ALWAYS_INLINE {
             unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
@@ -212,7 +194,7 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
         }
     }
     auto store = [&](auto i) ALWAYS_INLINE {
-        store16(out + 16 * i, totals[i / NARROW][i % NARROW] * x.scales[first_row + i / NARROW]);
+        store16(out + 16 * i, totals[i / NARROW][i % NARROW]);
     };
     if constexpr (ROWS <= FEW_ROWS)
         unrolled<ROWS * NARROW>(store);
@@ -253,8 +235,6 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
     alignas(64) uint8_t unpacked[UNPACKED];
     alignas(64) int32_t sums[4][16 * 16];
     alignas(64) float totals[MOST_QUANTIZED_ROWS * PANEL];
-    OutliersLeft outliers[MOST_QUANTIZED_ROWS];
-    for (int64_t row = 0; row < rows; row++) outliers[row] = {x, first_row + row};
     int64_t groups = layout.groups();
     bool has_second = rows > 16;
     const int8_t* inputs = x.codes + first_row * x.stride;
@@ -262,7 +242,6 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
     for (int64_t group = 0; group < groups; group++) {
         const int8_t* at = inputs + group * layout.group_size;
         panel = factors.read(layout, group, panel);
-        const uint8_t* group_codes = panel;
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -308,12 +287,11 @@ void multiply_tiles(const QuantizedLayout& layout, const uint8_t* panel, const u
             int32_t x_sum = x.sums[(first_row + row) * groups + group];
             Ints group_sums[NARROW];
             for (int i = 0; i < NARROW; i++) group_sums[i] = load_vector<Ints>(sums[row / 16 * 2 + i] + row % 16 * 16);
-            outliers[row].template add<ENCODING>(layout, group, group_codes, group_sums);
             for (int i = 0; i < NARROW; i++) {
                 float* total = totals + row * PANEL + 16 * i;
                 Floats added = scales.add_scaled(is_first ? Floats{} : load16(total), group_sums[i], x_sum, i);
                 if (is_last)
-                    store16(out + row * PANEL + 16 * i, added * x.scales[first_row + row]);
+                    store16(out + row * PANEL + 16 * i, added);
                 else
                     store16(total, added);
             }
@@ -326,29 +304,65 @@ bool takes_tiles(const QuantizedLayout& layout, int64_t rows) {
 }
 #endif
 
+// Multiplies digits 0.
 template <Encoding ENCODING>
-void multiply(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
-              int64_t first_row, int64_t rows, float* sums) {
+void multiply_bytes(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
+                    int64_t first_row, int64_t rows, float* sums) {
 #if HAS_AMX_INT8
     if (takes_tiles(layout, rows)) return multiply_tiles<ENCODING>(layout, panel, next, x, first_row, rows, sums);
 #endif
     multiply_in_registers<ENCODING>(layout, panel, next, x, first_row, rows, sums);
 }
 
+thread_local std::vector<OutlierList> lists_of_thread;
+
 }  // namespace
 
-void multiply_quantized(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
-                        int64_t first_row, int64_t rows, float* sums) {
-    switch (layout.encoding) {
-        case Encoding::INT8: return multiply<Encoding::INT8>(layout, panel, next, x, first_row, rows, sums);
-        case Encoding::INT4: return multiply<Encoding::INT4>(layout, panel, next, x, first_row, rows, sums);
-        case Encoding::E2M1: return multiply<Encoding::E2M1>(layout, panel, next, x, first_row, rows, sums);
-        case Encoding::INT6: return multiply<Encoding::INT6>(layout, panel, next, x, first_row, rows, sums);
-        case Encoding::IQ4: return multiply<Encoding::IQ4>(layout, panel, next, x, first_row, rows, sums);
+template <Encoding ENCODING>
+void QuantizedProducts::multiply(const uint8_t* panel, const uint8_t* next, const QuantizedRows& x, int64_t first_row,
+                                 int64_t rows, float* sums) {
+    multiply_bytes<ENCODING>(layout_, panel, next, x, first_row, rows, sums);
+    auto add = [&](auto beside) {
+        if (rows > FEW_ROWS) return add_listed<ENCODING, beside.value>(layout_, panel, list_of(x, first_row, rows), sums);
+        for (int64_t row = 0; row < rows; row++)
+            add_outliers<ENCODING, beside.value>(layout_, panel, x, first_row + row, sums + row * PANEL);
+    };
+    switch (layout_.beside) {
+        case Beside::ZEROS: add(std::integral_constant<Beside, Beside::ZEROS>{}); break;
+        case Beside::MINIMUMS: add(std::integral_constant<Beside, Beside::MINIMUMS>{}); break;
+        case Beside::NOTHING: add(std::integral_constant<Beside, Beside::NOTHING>{}); break;
+    }
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = row * PANEL; i < (row + 1) * PANEL; i += 16)
+            store16(sums + i, load16(sums + i) * x.scales[first_row + row]);
+}
+
+void QuantizedProducts::multiply(const uint8_t* panel, const uint8_t* next, const QuantizedRows& x, int64_t first_row,
+                                 int64_t rows, float* sums) {
+    switch (layout_.encoding) {
+        case Encoding::INT8: return multiply<Encoding::INT8>(panel, next, x, first_row, rows, sums);
+        case Encoding::INT4: return multiply<Encoding::INT4>(panel, next, x, first_row, rows, sums);
+        case Encoding::E2M1: return multiply<Encoding::E2M1>(panel, next, x, first_row, rows, sums);
+        case Encoding::INT6: return multiply<Encoding::INT6>(panel, next, x, first_row, rows, sums);
+        case Encoding::IQ4: return multiply<Encoding::IQ4>(panel, next, x, first_row, rows, sums);
     }
 }
 
-QuantizedProducts::QuantizedProducts(const QuantizedLayout& layout, int64_t rows) : has_tiles_(false) {
+const OutlierList& QuantizedProducts::list_of(const QuantizedRows& x, int64_t first_row, int64_t rows) {
+    for (size_t i = 0; i < num_lists_; i++)
+        if (lists_[i].first_row == first_row && lists_[i].rows == rows) return lists_[i];
+    if (num_lists_ == lists_.size()) lists_.emplace_back();
+    OutlierList& list = lists_[num_lists_++];
+    list.first_row = first_row;
+    list.rows = rows;
+    list_outliers(layout_, x, list);
+    return list;
+}
+
+void QuantizedProducts::forget_rows() { num_lists_ = 0; }
+
+QuantizedProducts::QuantizedProducts(const QuantizedLayout& layout, int64_t rows)
+    : layout_(layout), has_tiles_(false), lists_(lists_of_thread) {
 #if HAS_AMX_INT8
     has_tiles_ = takes_tiles(layout, rows);
     static constexpr amx::Config config;

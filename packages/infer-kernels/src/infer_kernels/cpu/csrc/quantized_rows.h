@@ -10,8 +10,8 @@
 //     x_code = digit_0 + 256 * digit_1 + 65,536 * digit_2        -128 <= digit <= 127
 //
 // Digit 0 of every input is multiplied as if there were no others. Words of four inputs with another digit that is not 0
-// are kept in a list, and are multiplied apart. Magnitudes of a row's codes add up to at most MOST_SUM, so that all sums of
-// products are whole numbers of 32 bits, and exact. So a row's bits depend on its own row alone.
+// are kept in a list, and are multiplied apart, after all groups. Magnitudes of a row's codes add up to at most MOST_SUM, so
+// that all sums of products are whole numbers of 32 bits, and exact. So a row's bits depend on its own row alone.
 #pragma once
 
 #include "quantized_layout.h"
@@ -21,11 +21,12 @@
 constexpr float OUTLIER_FACTOR = 4.0f;
 constexpr int MOST_PASSES = 4;  // that look for outliers; each leaves out what the one before has found
 constexpr int32_t MOST_CODE = 1 << 22;  // up to here floats are rounded to whole numbers by one addition
-constexpr int32_t MOST_SUM = 1 << 23;   // times the largest code of a weight, 255, and half of 2^16 inputs more: below 2^31
+constexpr int32_t MOST_SUM = (1 << 23) - (1 << 17);  // and half of 2^16 for each input of a word, times the largest code, 255: below 2^31
 
 // Four neighbouring inputs, one of which at least is an outlier.
 struct OutlierWord {
-    int32_t word;        // a quarter of the number of the first input
+    GroupPlace place;
+    int32_t word;        // a quarter of the number of the first input, counted within the group
     uint32_t digits[2];  // digits 1 and 2 of the four
 };
 
@@ -34,7 +35,8 @@ struct QuantizedRows {
     int8_t* codes;  // [rows, stride], digit 0; zeros beyond the last input
     int64_t stride;
     float* scales;          // [rows]
-    int32_t* sums;          // [rows, groups], of the codes
+    int32_t* sums;          // [rows, groups], of digits 0
+    int32_t* starts;        // [rows, groups], minus the code of zero that all groups have times those
     int32_t* num_outliers;  // [rows], words
     OutlierWord* outliers;  // [rows, outlier_stride], in order of inputs
     int64_t outlier_stride;
@@ -49,7 +51,7 @@ static inline int64_t quantized_stride(int64_t inputs) { return (inputs + LINE -
 static inline size_t quantized_size(const QuantizedLayout& layout, int64_t rows) {
     int64_t whole = (rows + 15) / 16 * 16;
     int64_t floats_of_words = most_outliers(layout.inputs) * (int64_t)(sizeof(OutlierWord) / sizeof(float));
-    return (size_t)whole * (quantized_stride(layout.inputs) / 4 + 2 + layout.groups() + floats_of_words) + LINE / 4;
+    return (size_t)whole * (quantized_stride(layout.inputs) / 4 + 2 + 2 * layout.groups() + floats_of_words) + LINE / 4;
 }
 
 // The places of quantized rows in memory of `quantized_size` floats.
@@ -63,6 +65,7 @@ static inline QuantizedRows place_quantized(const QuantizedLayout& layout, int64
     places.scales = reinterpret_cast<float*>(places.outliers + whole * places.outlier_stride);
     places.num_outliers = reinterpret_cast<int32_t*>(places.scales + whole);
     places.sums = places.num_outliers + whole;
+    places.starts = places.sums + whole * layout.groups();
     return places;
 }
 
@@ -139,15 +142,19 @@ static inline Ints lowest_digit(Ints codes) { return ((codes + 128) & 255) - 128
 
 // Adds the words of sixteen inputs, from the one of number `first` on, to a row's list. `higher` are their codes without
 // digit 0, divided by 256.
-static inline void add_outliers(OutlierWord* list, int32_t& count, int64_t first, Ints higher) {
+static inline void add_outliers(const QuantizedLayout& layout, OutlierWord* list, int32_t& count, int64_t first, Ints higher) {
     Ints digit = lowest_digit(higher);
     alignas(16) int8_t digits[2][16];
     store_bytes(digits[0], digit);
     store_bytes(digits[1], (higher - digit) >> 8);
     for (int word = 0; word < 4; word++) {
-        OutlierWord added{(int32_t)(first / 4 + word), {}};
+        OutlierWord added;
         for (int i = 0; i < 2; i++) std::memcpy(&added.digits[i], digits[i] + 4 * word, 4);
-        if (added.digits[0] | added.digits[1]) list[count++] = added;
+        if (!(added.digits[0] | added.digits[1])) continue;
+        int64_t input = first + 4 * word, group = input / layout.group_size;
+        added.place = layout.place_of(group);
+        added.word = (int32_t)((input - group * layout.group_size) / 4);
+        list[count++] = added;
     }
 }
 
@@ -181,11 +188,11 @@ static inline void quantize_row(const QuantizedLayout& layout, const QuantizedRo
         if (rest.excluded > 0) {
             low = lowest_digit(code);
             Ints higher = (code - low) >> 8;
-            if (has_any(higher)) add_outliers(to.outliers + row * to.outlier_stride, num_outliers, i, higher);
+            if (has_any(higher)) add_outliers(layout, to.outliers + row * to.outlier_stride, num_outliers, i, higher);
         }
         store_bytes(codes + i, low);
         if (has_whole_steps) {
-            sum += code;
+            sum += low;
             if (i + 16 >= end && group < groups) {
                 sums[group++] = total(sum);
                 sum = Ints{};
@@ -201,9 +208,7 @@ static inline void quantize_row(const QuantizedLayout& layout, const QuantizedRo
                 total += codes[i];
             sums[group] = total;
         }
-        for (int32_t i = 0; i < num_outliers; i++) {
-            const OutlierWord& four = to.outliers[row * to.outlier_stride + i];
-            sums[four.word * 4 / layout.group_size] += 256 * sum_of_bytes(four.digits[0]) + 65536 * sum_of_bytes(four.digits[1]);
-        }
     }
+    int32_t zero = layout.beside == Beside::ZEROS ? 0 : layout.zero_code();
+    for (group = 0; group < groups; group++) to.starts[row * groups + group] = -zero * sums[group];
 }
