@@ -140,7 +140,7 @@ def test_a_model_without_a_type_is_refused(tmp_path: Path) -> None:
     [
         (
             {"model_type": "gpt2"},
-            "`model_type` is 'gpt2'; it must be one of `llama`, `mistral`, `ministral`, `ministral3`, `qwen2`",
+            "`model_type` is 'gpt2'; it must be one of `llama`, `mistral`, `ministral`, `ministral3`, `mixtral`",
         ),
         ({"model_type": ["llama"]}, "`model_type` is ['llama']; it must be a string"),
         ({"hidden_size": "64"}, "`hidden_size` is '64'; it must be a whole number of at least 1"),
@@ -194,6 +194,8 @@ GEMMA4 = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 128256, "he
         ({"model_type": "ministral"} | ACTIVATION, "`hidden_act` is 'gelu'"),
         ({"model_type": "ministral", "layer_types": ["chunked_attention"] * 16}, "`layer_types` is"),
         ({"model_type": "ministral3"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "mixtral"} | ACTIVATION, "`hidden_act` is 'gelu'"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "`num_experts_per_tok` is 9; it must be at most 8"),
         ({"model_type": "qwen2"} | ACTIVATION, "`hidden_act` is 'gelu'"),
         ({"model_type": "qwen2", "use_sliding_window": "no"}, "`use_sliding_window` is 'no'; it must be true or false"),
         (MOE | {"num_experts_per_tok": 5}, "`num_experts_per_tok` is 5; it must be at most 4, the number of experts"),

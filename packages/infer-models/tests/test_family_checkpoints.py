@@ -166,7 +166,8 @@ def test_what_a_file_leaves_out_is_as_transformers_has_it(tmp_path: Path, model_
             getattr(defaults, "num_experts", 128),
             defaults.num_experts_per_tok,
         )
-        assert config.moe.intermediate_size == defaults.moe_intermediate_size
+        inner = "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size"
+        assert config.moe.intermediate_size == getattr(defaults, inner)
         assert config.moe.shared_intermediate_size == getattr(defaults, "shared_expert_intermediate_size", None)
     assert config.norm_eps == (defaults.norm_eps if model_type == "lfm2" else defaults.rms_norm_eps)
     assert config.tie_word_embeddings == defaults.tie_word_embeddings

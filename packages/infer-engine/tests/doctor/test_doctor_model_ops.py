@@ -50,6 +50,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": "llama"},
     "qwen3_moe": {"qk_norm": "llama", "activation": None},
+    "mixtral": {"activation": None},
     "granite": {"embedding_scale": 12.0 / 0.22},
     "granitemoehybrid": {"embedding_scale": 12.0 / 0.22, "has_rotary": False},
     "phi3": {"rotary_dim": 24},

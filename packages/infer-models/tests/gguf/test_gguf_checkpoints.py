@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
     "qwen3_moe": {"moe_intermediate_size": 256},
+    "mixtral": {},
     "smollm3": {"no_rope_layers": None, "num_hidden_layers": 4},
     "granite": {},
     "olmo2": {},
@@ -82,6 +83,15 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(
         if field not in ("dtype", "quantization"):
             assert getattr(ours, field) == getattr(theirs, field), field
     assert ours.dtype == dtype
+    assert_same_models(loaded(path), loaded(tmp_path))
+
+
+@pytest.mark.covers("models/mixtral")
+def test_experts_that_are_tensors_of_their_own_are_read(tmp_path: Path) -> None:
+    """So files of early 2024 and before have them, which llama.cpp reads no longer (its issue 10244)."""
+    save_tiny("mixtral", tmp_path, **WIDE)
+    path = tmp_path / "model.gguf"
+    save_gguf(tmp_path, path, kind_of=mixed, stacks_experts=False)
     assert_same_models(loaded(path), loaded(tmp_path))
 
 

@@ -202,6 +202,7 @@ def read_moe(
     normalizes_weights: bool,
     is_sparse: tuple[bool, ...],
     default_per_token: int | None = None,
+    default_experts: int = 128,
     count_name: str = "num_experts_per_tok",
 ) -> MoEConfig:
     """Read how many experts there are, and how many of them compute a token, which `count_name` says.
@@ -209,7 +210,7 @@ def read_moe(
     Raises:
         CheckpointError: a field is missing, or a token has more experts than there are.
     """
-    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", 128)
+    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", default_experts)
     per_token = fields.count(count_name, default_per_token)
     if per_token > num_experts:
         raise fields.invalid(count_name, f"at most {num_experts}, the number of experts")

@@ -76,6 +76,21 @@ def read_ministral(fields: JsonFields) -> ModelConfig:
     return replace(config, windows=windows)
 
 
+def read_mixtral(fields: JsonFields) -> ModelConfig:
+    """Mixtral: Mistral with experts in every layer."""
+    require(fields, "hidden_act", "silu")
+    config = read_decoder(fields, default_theta=1_000_000.0, default_norm_eps=1e-5, pads_heads=True)
+    moe = read_moe(
+        fields,
+        intermediate_size=config.intermediate_size,
+        normalizes_weights=True,
+        default_per_token=2,
+        default_experts=8,
+        is_sparse=(True,) * config.num_layers,
+    )
+    return replace(config, moe=moe, windows=with_windows(config, read_window(fields, default=None)))
+
+
 def read_ministral3(fields: JsonFields) -> ModelConfig:
     """Ministral 3: Mistral whose queries grow beyond the positions of its first training."""
     require(fields, "hidden_act", "silu")
@@ -291,6 +306,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             read=read_ministral3,
             build="infer_models.families.mistral:Mistral",
             defaults=default_sizes(131072, 4096, 14336, 34, 32, 8, 262144),
+        ),
+        "mixtral": Family(
+            read=read_mixtral,
+            build="infer_models.families.mistral:Mixtral",
+            defaults=default_sizes(32000, 4096, 14336, 32, 32, 8, 131072),
         ),
         "qwen2": Family(
             read=read_qwen2,

@@ -1,17 +1,30 @@
-"""Mistral: Llama whose queries may grow with their position (Ministral 3).
+"""Mistral: Llama whose queries may grow with their position (Ministral 3), or whose MLPs are mixtures (Mixtral).
 
-Jiang et al., "Mistral 7B", 2023; Liu et al., "Ministral 3", 2026. Windows and YaRN are data: `ModelConfig.windows` and
-`ropes`.
+Jiang et al., "Mistral 7B", 2023; Jiang et al., "Mixtral of Experts", 2024; Liu et al., "Ministral 3", 2026. Windows and
+YaRN are data: `ModelConfig.windows` and `ropes`.
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from infer_kernels import Rotary, silu_and_mul
+from infer_kernels import ExpertActivation, Rotary, silu_and_mul
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig, QueryScaling
-from infer_models.layers import Attention, GatedMLP, LMHead, ParameterFactory, pre_norm_decoder
+from infer_models.layers import (
+    Attention,
+    Experts,
+    GatedMLP,
+    LMHead,
+    ParameterFactory,
+    Router,
+    SparseMLP,
+    pre_norm_decoder,
+)
 
 
 class GrowingQueryAttention(Attention):
@@ -49,6 +62,27 @@ class Mistral(CausalLM):
                 else GrowingQueryAttention(config, factory, layer, scales)
             ),
             mlp=lambda _: GatedMLP(config, factory, silu_and_mul),
+        )
+        super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))
+
+
+class Mixtral(CausalLM):
+    """A Mixtral model, with experts in all layers; its LM head may be tied to the embedding."""
+
+    stored_names: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"mlp": "block_sparse_moe", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    )
+
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate the weights; the matrices are still to be loaded or drawn."""
+        decoder = pre_norm_decoder(
+            config,
+            factory,
+            attention=lambda layer: Attention(config, factory, layer),
+            mlp=lambda _: SparseMLP(
+                gate=Router(config, factory, scoring="softmax"),
+                experts=Experts(config, factory, activation=ExpertActivation()),
+            ),
         )
         super().__init__(config, decoder, LMHead(config, factory, decoder.embed_tokens))
 

@@ -211,13 +211,21 @@ def _llama3(header: GgufHeader, factors: list[float], *, rotated: int, theta: fl
 
 
 def _llama(metadata: Metadata, header: GgufHeader) -> Fields:
-    if metadata.optional_count(".expert_count") is not None:
-        raise metadata.invalid(".expert_count", "0: Llama with experts, such as Mixtral, is not read")
-    return {"attention_bias": "blk.0.attn_output.bias" in header.tensors, "mlp_bias": _has_mlp_bias(header)}
+    num_experts = metadata.optional_count(".expert_count")
+    if num_experts is None:
+        return _biases(header)
+    return {
+        "model_type": "mixtral",
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": metadata.count(".expert_used_count"),
+    }
 
 
-def _has_mlp_bias(header: GgufHeader) -> bool:
-    return "blk.0.ffn_down.bias" in header.tensors
+def _biases(header: GgufHeader) -> Fields:
+    return {
+        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
+    }
 
 
 def _qwen3_moe(metadata: Metadata, header: GgufHeader) -> Fields:
@@ -290,12 +298,14 @@ def _gpt_oss(metadata: Metadata, header: GgufHeader) -> Fields:
 
 
 def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
+    if metadata.optional_count(".expert_count") is not None:
+        raise metadata.invalid(".expert_count", "0: Granite with experts is not read")
     return {
         "attention_multiplier": _optional_number(metadata, ".attention.scale"),
         "embedding_multiplier": _optional_number(metadata, ".embedding_scale"),
         "residual_multiplier": _optional_number(metadata, ".residual_scale"),
         "logits_scaling": _optional_number(metadata, ".logit_scale"),
-    } | _llama(metadata, header)
+    } | _biases(header)
 
 
 _NORMS_AFTER = {
@@ -312,9 +322,18 @@ _GPT_OSS_NAMES = MappingProxyType(
         "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
     }
 )
+_MIXTRAL_NAMES = MappingProxyType(
+    {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    }
+)
+"""Of files of Llama those of Mixtral alone have such tensors."""
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": Architecture(model_type="llama", own_fields=_llama, has_interleaved_heads=True),
+        "llama": Architecture(model_type="llama", own_fields=_llama, has_interleaved_heads=True, names=_MIXTRAL_NAMES),
         "qwen2": Architecture(model_type="qwen2"),
         "qwen3": Architecture(model_type="qwen3"),
         "qwen3moe": Architecture(model_type="qwen3_moe", own_fields=_qwen3_moe),

@@ -3,6 +3,7 @@
 token_embd.weight               model.embed_tokens.weight
 blk.0.attn_q.weight             model.layers.0.self_attn.q_proj.weight
 blk.0.ffn_down_exps.weight      model.layers.0.mlp.experts.0.down_proj.weight, ..., an expert each
+blk.0.ffn_down.0.weight         the first of them, in files of early 2024 and before
 blk.0.attn_sinks.weight         model.layers.0.self_attn.sinks, where the architecture has such a name
 blk.0.ssm_a                     model.layers.0.linear_attn.A_log, likewise
 output_norm.weight              model.norm.weight
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+(?:\.\w+)?)\.(?P<leaf>weight|bias)")
+_EXPERT = re.compile(r"(?P<stack>ffn_(?:gate|up|down))\.(?P<index>\d+)")
 _VECTOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+)")
 _OUTSIDE: Mapping[str, str] = MappingProxyType(
     {
@@ -40,7 +42,11 @@ _WITHIN: Mapping[str, str] = MappingProxyType(
     }
 )
 _EXPERTS: Mapping[str, str] = MappingProxyType(
-    {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+    {
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    }
 )
 """Stacks of experts, and the name of one's part."""
 
@@ -62,6 +68,9 @@ def model_name(name: str, own_names: Mapping[str, str]) -> str:
     whole = own_names.get(f"{match['name']}.{match['leaf']}")
     if whole is not None:
         return f"model.layers.{match['layer']}.{whole}"
+    if expert := _EXPERT.fullmatch(match["name"]):
+        part = _expert_part(f"{expert['stack']}_exps", own_names).format(int(expert["index"]))
+        return f"model.layers.{match['layer']}.{part}.{match['leaf']}"
     within = own_names.get(match["name"], _WITHIN.get(match["name"]))
     if within is None:
         return name
@@ -81,10 +90,20 @@ def part_name(name: str, part: str) -> str:
     return f"model.layers.{match['layer']}.{part}"
 
 
-def expert_names(name: str, num_experts: int) -> list[str]:
-    """Return the models' names of the items of a stack of experts; none where the tensor is no such stack."""
+def expert_names(name: str, num_experts: int, own_names: Mapping[str, str]) -> list[str]:
+    """Return the models' names of the items of a stack of experts; none where the tensor is no such stack.
+
+    Args:
+        name: name in the file.
+        num_experts: items of the stack.
+        own_names: as for `model_name`; of a stack the name of an expert's part, with `{}` for the expert.
+    """
     match = _LAYER.fullmatch(name)
     if match is None or match["name"] not in _EXPERTS or match["leaf"] != "weight":
         return []
-    place = f"model.layers.{match['layer']}.mlp.experts"
-    return [f"{place}.{index}.{_EXPERTS[match['name']]}.weight" for index in range(num_experts)]
+    part = _expert_part(match["name"], own_names)
+    return [f"model.layers.{match['layer']}.{part.format(index)}.weight" for index in range(num_experts)]
+
+
+def _expert_part(stack: str, own_names: Mapping[str, str]) -> str:
+    return own_names.get(stack, _EXPERTS[stack])

@@ -120,6 +120,7 @@ CHAT_STYLES: Mapping[str, ChatStyle] = MappingProxyType(
         "mistral": _INST,
         "ministral": _INST,
         "ministral3": _INST,
+        "mixtral": _INST,
         "qwen2": _CHATML,
         "qwen3": _CHATML,
         "smollm3": _CHATML,

@@ -40,6 +40,7 @@ _FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
 """The places of a block's fp16 numbers, and about what they are, up to a factor."""
 _ARCHITECTURES: Mapping[str, str] = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "olmo2", "granite", "smollm3")},
+    "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
@@ -108,6 +109,7 @@ def save_gguf(
     kind_of: Callable[[str], str | None] = lambda _: None,
     metadata: Mapping[str, Any] | None = None,
     seed: int = 0,
+    stacks_experts: bool = True,
 ) -> None:
     """Write the checkpoint in `folder`, of one file, with its tokenizer, if there is one, as a GGUF file.
 
@@ -119,6 +121,7 @@ def save_gguf(
             `folder`. None: it is written as fp32.
         metadata: values of keys of the architecture, beside the common ones; of None, which are left out.
         seed: seed of random blocks.
+        stacks_experts: experts are a tensor together; otherwise each has its own, as in files of early 2024.
     """
     import gguf  # noqa: PLC0415 - only tests have it
 
@@ -134,7 +137,9 @@ def save_gguf(
         tensors = split_oss(tensors)
     if architecture in HYBRIDS.values():
         tensors = split_hybrid(tensors, config)
-    for index, (stored, members) in enumerate(_tensors(tensors, config, architecture).items()):
+    for index, (stored, members) in enumerate(
+        _tensors(tensors, config, architecture, stacks_experts=stacks_experts).items()
+    ):
         whole = torch.stack([tensors[each] for each in members]) if len(members) > 1 else tensors[members[0]]
         kind = kind_of(stored) if whole.dim() > 1 and stored.endswith(".weight") else None
         heads = _heads_of(stored, config, architecture)
@@ -188,6 +193,8 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
             "residual_scale": config["residual_multiplier"],
             "logit_scale": config["logits_scaling"],
         }
+    if config["model_type"] == "mixtral":
+        values |= {"expert_count": _num_experts(config), "expert_used_count": config["num_experts_per_tok"]}
     if architecture == "qwen3moe":
         values |= {
             "expert_count": _num_experts(config),
@@ -252,7 +259,9 @@ def _add_tokenizer(writer: Any, folder: Path) -> None:
         writer.add_chat_template(config["chat_template"])
 
 
-def _tensors(tensors: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> dict[str, list[str]]:
+def _tensors(
+    tensors: Mapping[str, Any], config: Mapping[str, Any], architecture: str, *, stacks_experts: bool
+) -> dict[str, list[str]]:
     """Return the tensors of the checkpoint that each tensor of the file has: one, or all experts."""
     found: dict[str, list[str]] = {}
     experts = range(_num_experts(config))
@@ -260,10 +269,14 @@ def _tensors(tensors: Mapping[str, Any], config: Mapping[str, Any], architecture
         parts = name.split(".")
         leaf, layer = parts[-1], f"blk.{parts[2]}." if parts[1] == "layers" else ""
         within = ".".join(parts[3:-1]) if layer else ".".join(parts[:-1])
+        within = within.replace("block_sparse_moe", "mlp")
         if within.startswith("mlp.experts."):
-            part = parts[-2].removesuffix("_proj")
-            members = [f"model.layers.{parts[2]}.mlp.experts.{each}.{part}_proj.weight" for each in experts]
-            found[f"{layer}ffn_{part}_exps.weight"] = members
+            part = {"w1": "gate", "w2": "down", "w3": "up"}.get(parts[-2], parts[-2].removesuffix("_proj"))
+            members = [name.replace(f".experts.{parts[5]}.", f".experts.{each}.") for each in experts]
+            if stacks_experts:
+                found[f"{layer}ffn_{part}_exps.weight"] = members
+            else:
+                found[f"{layer}ffn_{part}.{parts[5]}.weight"] = [name]
             continue
         has_norms_after = architecture in ("gemma3", "olmo2", "gpt-oss", *HYBRIDS.values())
         own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}

@@ -171,6 +171,11 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
             model="Qwen3MoeForCausalLM",
             fields={"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
         ),
+        "mixtral": TinyFamily(
+            config="MixtralConfig",
+            model="MixtralForCausalLM",
+            fields={"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
+        ),
         "gpt_oss": TinyFamily(
             config="GptOssConfig",
             model="GptOssForCausalLM",

@@ -137,7 +137,7 @@ class GgufFile(TensorFile):
             tensor = StoredTensor(
                 name=name, dtype=place.kind, shape=place.shape, start=place.start, num_bytes=place.num_bytes
             )
-            experts = expert_names(name, place.shape[0] if len(place.shape) == 3 else 0)
+            experts = expert_names(name, place.shape[0] if len(place.shape) == 3 else 0, architecture.names)
             self._check_count(name, len(experts), metadata)
             for index, each in enumerate(experts):
                 found[each] = tensor.item(index)
