@@ -1,8 +1,11 @@
 """`BlockAllocator`: allocation, exhaustion, misuse, leaks."""
 
+from random import Random
+
 import pytest
 
 from infer_cache import BlockAllocator, OutOfBlocksError
+from infer_kernels.checks.python_instructions import num_instructions
 
 
 def test_allocated_blocks_are_distinct_and_not_free() -> None:
@@ -113,3 +116,21 @@ def test_reclaim_frees_leaked_blocks_and_nothing_else() -> None:
     assert allocator.num_free == 6
     assert allocator.audit([]) == sorted(kept)
     assert allocator.reclaim(kept) == 0
+
+
+@pytest.mark.covers("kv-cache/constant-time")
+def test_a_block_takes_the_same_in_a_large_pool() -> None:
+    """Half of each pool is allocated, in pieces whose neighbours come and go."""
+
+    def most_instructions(num_blocks: int) -> int:
+        allocator, chosen = BlockAllocator(num_blocks), Random(0)  # noqa: S311 - a test's choices
+        held = [allocator.allocate(1 + number % 3) for number in range(num_blocks // 4)]
+
+        def exchange() -> None:
+            freed = held.pop(chosen.randrange(len(held)))
+            allocator.free(freed)
+            held.append(allocator.allocate(len(freed), after=chosen.choice(held)[-1]))
+
+        return max(num_instructions(exchange, of="infer_") for _ in range(300))
+
+    assert 100 < most_instructions(20_000) <= 1.2 * most_instructions(200)

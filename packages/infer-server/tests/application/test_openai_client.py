@@ -9,6 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from infer_engine.protocol import QueueFullError, RequestFailure
+from infer_engine.testing.cores import ScriptedEngine
 from infer_server import ServerSettings
 from infer_server.testing import BusyOnce, FakeEngine, Script, running_server
 
@@ -48,6 +49,27 @@ async def test_async_client_reads_a_stream(client: openai.AsyncOpenAI) -> None:
     assert received[-2].choices[0].finish_reason == "stop"
     assert received[-1].usage
     assert received[-1].usage.completion_tokens == 3
+
+
+@pytest.mark.covers("http/stream-same-step")
+async def test_each_token_is_there_before_the_next_step_begins() -> None:
+    """The core computes a step only once the client has read the event of the one before."""
+    scripted = ScriptedEngine()
+    async with running_server(scripted.engine) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
+        scripted.gate.allow(1)
+        chunks = await client.completions.create(
+            model="scripted",
+            prompt="hi",
+            max_tokens=8,
+            stream=True,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        steps: list[int] = []  # that there had been when an event with a token came
+        async for chunk in chunks:
+            if getattr(chunk.choices[0], "token_ids", None):
+                steps.append(scripted.core.stats.num_steps)
+                scripted.gate.allow(1)
+    assert steps == list(range(1, 9))
 
 
 @pytest.mark.covers("http/stream-event-names")
