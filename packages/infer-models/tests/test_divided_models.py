@@ -88,7 +88,7 @@ def test_every_rank_attends_with_its_own_heads(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("replicas/ranks-read-their-part")
-@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral", "qwen3_moe", "gpt_oss"])
 def test_parts_of_a_checkpoint_are_read_in_any_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

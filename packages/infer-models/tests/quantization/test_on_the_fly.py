@@ -129,7 +129,7 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
 
 
 @needs_cpu_kernels
-@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "mixtral", "qwen3_moe", "gpt_oss"])
 def test_ranks_hold_their_parts(tmp_path: Path, family: str) -> None:
     save_tiny(family, tmp_path)
     plain = logits_of(load(tmp_path, "none"))

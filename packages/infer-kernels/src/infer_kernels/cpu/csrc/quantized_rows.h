@@ -15,6 +15,7 @@
 #pragma once
 
 #include "quantized_layout.h"
+#include "unrolled.h"
 
 // Found by the predictions of a real model, SmolLM2-135M: with half as many outliers at most, they differ twice as much from
 // those of unrounded inputs, with blocks of 32 inputs that have scales of their own five times.
@@ -97,19 +98,29 @@ struct Magnitudes {
 // Bits of magnitudes have the order of the floats, with NaN above all.
 template <class T>
 static inline Magnitudes measure_magnitudes(const T* x, int64_t inputs, int32_t bound) {
-    Ints largest{}, excluded{};
-    Floats sums{};
-    for (int64_t i = 0; i < inputs; i += 16) {
+    constexpr int CHAINS = 4;  // of additions, none of which waits for the others
+    Ints largest[CHAINS] = {}, excluded[CHAINS] = {};
+    Floats sums[CHAINS] = {};
+    auto add = [&](int chain, int64_t i) ALWAYS_INLINE {
         Ints magnitude = (Ints)((Words)load_some(x + i, inputs - i) & 0x7fffffffu);
         Ints is_kept = magnitude <= bound;
-        excluded += is_kept + 1;
+        excluded[chain] += is_kept + 1;
         magnitude &= is_kept;
-        largest = choose(magnitude > largest, magnitude, largest);
-        sums += (Floats)magnitude;
+        largest[chain] = choose(magnitude > largest[chain], magnitude, largest[chain]);
+        sums[chain] += (Floats)magnitude;
+    };
+    int64_t i = 0;
+    for (; i + 16 * CHAINS <= inputs; i += 16 * CHAINS)
+        unrolled<CHAINS>([&](auto chain) ALWAYS_INLINE { add(chain, i + 16 * chain); });
+    for (; i < inputs; i += 16) add(0, i);
+    for (int chain = 1; chain < CHAINS; chain++) {
+        largest[0] = choose(largest[chain] > largest[0], largest[chain], largest[0]);
+        excluded[0] += excluded[chain];
+        sums[0] += sums[chain];
     }
     int32_t most = 0;
-    for (int i = 0; i < 16; i++) most = std::max(most, largest[i]);
-    return {most, sum(sums), total(excluded)};
+    for (int i = 0; i < 16; i++) most = std::max(most, largest[0][i]);
+    return {most, sum(sums[0]), total(excluded[0])};
 }
 
 static inline float float_of(int32_t bits) {
