@@ -330,7 +330,7 @@ _MIXTRAL_NAMES = MappingProxyType(
         "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
     }
 )
-"""Of files of Llama those of Mixtral alone have such tensors."""
+"""Names of what only the files of Mixtral have, of those of Llama."""
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(model_type="llama", own_fields=_llama, has_interleaved_heads=True, names=_MIXTRAL_NAMES),
