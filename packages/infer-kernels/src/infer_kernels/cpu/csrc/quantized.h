@@ -39,7 +39,7 @@ class QuantizedProducts {
     const QuantizedLayout& layout_;
     bool has_tiles_;
     std::vector<OutlierList>& lists_;
-    size_t num_lists_ = 0;
+    size_t num_lists_ = 0, last_list_ = 0;
 };
 
 // The outputs of a layer with a quantized weight, but for its inputs.

@@ -32,12 +32,12 @@ struct OutlierProduct {
     }
 };
 
-// Those of some rows, counted from the first one; words are counted within their group.
+// The same with its row, counted from the first one of a list, and its word, counted within the group.
 struct ListedOutlier : OutlierProduct {
-    uint16_t row, word;
+    int32_t row, word;
 };
 
-// In the order of inputs, so that each group's scales are read once.
+// The products of some rows in the order of their inputs, so that each group's scales are read once.
 struct OutlierList {
     int64_t first_row, rows;
     std::vector<int32_t> starts;  // of each group, and the end
@@ -52,7 +52,7 @@ static inline GroupScales read_scales(const QuantizedLayout& layout, const uint8
 
 // Adds what the outliers of a row contribute beyond digits 0 to its totals with a panel.
 template <Encoding ENCODING, Beside BESIDE>
-void add_outliers(const QuantizedLayout& layout, const uint8_t* panel, const QuantizedRows& x, int64_t row, float* out) {
+void multiply_outliers(const QuantizedLayout& layout, const uint8_t* panel, const QuantizedRows& x, int64_t row, float* out) {
     const OutlierWord* found = x.outliers + row * x.outlier_stride;
     const OutlierWord* end = found + x.num_outliers[row];
     Floats totals[NARROW] = {load16(out), load16(out + 16)};
@@ -71,7 +71,7 @@ void add_outliers(const QuantizedLayout& layout, const uint8_t* panel, const Qua
 
 // The same for the rows of a list, whose totals are [rows][32].
 template <Encoding ENCODING, Beside BESIDE>
-void add_listed(const QuantizedLayout& layout, const uint8_t* panel, const OutlierList& list, float* out) {
+void multiply_listed(const QuantizedLayout& layout, const uint8_t* panel, const OutlierList& list, float* out) {
     for (size_t group = 0; group + 1 < list.starts.size(); group++) {
         const ListedOutlier* found = list.products.data() + list.starts[group];
         const ListedOutlier* end = list.products.data() + list.starts[group + 1];
@@ -109,6 +109,6 @@ static inline void list_outliers(const QuantizedLayout& layout, const QuantizedR
     list.starts.push_back(counts[num_words]);
     list.products.resize(counts[num_words], {{layout, 0, 0}, 0, 0});
     for_digits([&](int64_t row, const OutlierWord& word, int digit) {
-        list.products[counts[number_of(word)]++] = {{layout, word.digits[digit], digit}, (uint16_t)row, (uint16_t)word.word};
+        list.products[counts[number_of(word)]++] = {{layout, word.digits[digit], digit}, (int32_t)row, word.word};
     });
 }

@@ -323,9 +323,9 @@ void QuantizedProducts::multiply(const uint8_t* panel, const uint8_t* next, cons
                                  int64_t rows, float* sums) {
     multiply_bytes<ENCODING>(layout_, panel, next, x, first_row, rows, sums);
     auto add = [&](auto beside) {
-        if (rows > FEW_ROWS) return add_listed<ENCODING, beside.value>(layout_, panel, list_of(x, first_row, rows), sums);
+        if (rows > FEW_ROWS) return multiply_listed<ENCODING, beside.value>(layout_, panel, list_of(x, first_row, rows), sums);
         for (int64_t row = 0; row < rows; row++)
-            add_outliers<ENCODING, beside.value>(layout_, panel, x, first_row + row, sums + row * PANEL);
+            multiply_outliers<ENCODING, beside.value>(layout_, panel, x, first_row + row, sums + row * PANEL);
     };
     switch (layout_.beside) {
         case Beside::ZEROS: add(std::integral_constant<Beside, Beside::ZEROS>{}); break;
@@ -349,10 +349,15 @@ void QuantizedProducts::multiply(const uint8_t* panel, const uint8_t* next, cons
 }
 
 const OutlierList& QuantizedProducts::list_of(const QuantizedRows& x, int64_t first_row, int64_t rows) {
-    for (size_t i = 0; i < num_lists_; i++)
-        if (lists_[i].first_row == first_row && lists_[i].rows == rows) return lists_[i];
+    for (size_t i = 1; i <= num_lists_; i++) {  // most often it is the one after the last
+        size_t number = (last_list_ + i) % num_lists_;
+        if (lists_[number].first_row != first_row || lists_[number].rows != rows) continue;
+        last_list_ = number;
+        return lists_[number];
+    }
     if (num_lists_ == lists_.size()) lists_.emplace_back();
-    OutlierList& list = lists_[num_lists_++];
+    last_list_ = num_lists_++;
+    OutlierList& list = lists_[last_list_];
     list.first_row = first_row;
     list.rows = rows;
     list_outliers(layout_, x, list);
