@@ -127,6 +127,7 @@ class LLM:
         *,
         tools: Sequence[Tool] = (),
         tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         priority: int = 0,
         cache_salt: str | None = None,
@@ -142,6 +143,7 @@ class LLM:
             params: one for all conversations.
             tools: what the model may call; the calls are in `Completion.tool_calls`.
             tool_choice: `auto` lets the model choose, `required` makes it call, `none` hides the tools from it.
+            parallel_tool_calls: whether an answer may have more than one call.
             template_kwargs: further variables of the chat template, such as `enable_thinking`.
             priority: as in `generate`.
             cache_salt: as in `generate`.
@@ -163,6 +165,7 @@ class LLM:
                     messages=tuple(_message(message) for message in conversation),
                     tools=tuple(tools),
                     tool_choice=tool_choice,
+                    parallel_tool_calls=parallel_tool_calls,
                     template_kwargs=dict(template_kwargs),
                 ),
                 params=params,
