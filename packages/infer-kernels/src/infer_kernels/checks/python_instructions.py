@@ -6,13 +6,13 @@ from types import FrameType
 from typing import Any
 
 
-def num_instructions(act: Callable[[], object], *, of: str = "", without: str = "\0") -> int:
+def num_instructions(act: Callable[[], object], *, of: str = "", without: str | None = None) -> int:
     """Return how many bytecode instructions `act` takes in this thread.
 
     Args:
         act: what is done once.
         of: what names of the modules that count begin with; empty: all of them.
-        without: what is in the names of those that do not.
+        without: what is in the names of those that do not; None: of none.
     """
     count = 0
 
@@ -20,7 +20,7 @@ def num_instructions(act: Callable[[], object], *, of: str = "", without: str = 
         nonlocal count
         if event == "call":
             name = str(frame.f_globals.get("__name__"))
-            if not name.startswith(of) or without in name:
+            if not name.startswith(of) or (without is not None and without in name):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         count += event == "opcode"
