@@ -17,7 +17,7 @@ MAX_LINES = 400
 MAX_MODULES = 12
 
 LONG_FILES: dict[str, int] = {
-    "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 406,
+    "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 405,
     "tests/field/test_quantized_as_found.py": 417,
 }
 """Files of more lines than `MAX_LINES`, with their number."""
@@ -39,7 +39,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 29_300,
+    "packages/infer-kernels/src": 29_400,
     "packages/infer-kernels/tests": 14_200,
     "packages/infer-models/src": 18_300,
     "packages/infer-models/tests": 9_050,

@@ -14,7 +14,7 @@ from infer_engine.model_runner.loading.dummy_requests import dummy_request
 from infer_engine.request import RequestState
 from infer_engine.sampling.draw_buffers import DrawBuffers, dummy_draws
 from infer_engine.sampling.transfers import HostCopy, to_device
-from infer_kernels import AttentionBuffers, paged_attention, plan_attention
+from infer_kernels import AttentionBuffers, AttentionHeads, paged_attention, plan_attention
 from infer_kernels.checks.simulated_gpu import Machine, PinnedMemoryError
 
 GPU = torch.device("cuda", 0)
@@ -135,9 +135,7 @@ def test_buffers_of_plans_are_on_the_device_that_tensors_name() -> None:
         max_seqs=2,
         max_tokens=4,
         max_seq_len=64,
-        q_heads=2,
-        kv_heads=1,
-        head_dim=16,
+        heads=[AttentionHeads(q_heads=2, kv_heads=1, head_dim=16)],
         dtype=torch.float32,
         windows=[None],
         device=torch.device("cuda"),

@@ -14,7 +14,7 @@ from infer_engine.doctor.model_ops import ops_of
 from infer_engine.testing.doctor import examined
 from infer_engine.testing.models import ALL_FAMILIES, save_servable
 from infer_kernels import ExpertActivation
-from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, ScanOps
+from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, HeadOps, ModelOps, MoeOps, ScanOps
 from infer_models import CausalLM, KVCacheView, ModelConfig
 from infer_models.config import MoEConfig
 from infer_models.config.families import read_llama
@@ -90,7 +90,20 @@ def test_sizes_of_ops_are_those_of_the_model(folder_of: Callable[[str], Path], f
     shared = None if config.moe is None else config.moe.shared_intermediate_size
     assert ops.intermediate_size == (shared or config.intermediate_size)
     assert (ops.scale, ops.soft_cap) == (config.attention_scale, config.attention_soft_cap)
-    assert ops.windows == tuple(dict.fromkeys(config.windows))
+    other_windows = [window for heads in ops.other_heads for window in heads.windows]
+    assert (*ops.windows, *other_windows) == tuple(dict.fromkeys(config.windows))
+
+
+def test_layers_with_heads_of_other_sizes_are_ops_of_their_own(tmp_path: Path) -> None:
+    save_servable("gemma4", tmp_path, num_kv_shared_layers=0, attention_k_eq_v=True, num_global_key_value_heads=1)
+    ops = ops_in(tmp_path)
+    assert (ops.kv_heads, ops.head_dim, ops.windows) == (2, 16, (8,))
+    assert ops.other_heads == (HeadOps(kv_heads=1, head_dim=32, windows=(None,), scale=1.0, rotary_dim=None),)
+
+
+@pytest.mark.parametrize("family", [family for family in ALL_FAMILIES if not family.startswith("gemma4")])
+def test_layers_of_other_families_have_equal_heads(folder_of: Callable[[str], Path], family: str) -> None:
+    assert ops_in(folder_of(family)).other_heads == ()
 
 
 def test_ops_of_layers_with_states_are_those_that_their_step_calls(folder_of: Callable[[str], Path]) -> None:

@@ -39,8 +39,12 @@ OTHERS: list[Run] = [
     ("qwen3_moe", "float32", "paged"),
     ("gpt_oss", "float32", "batch_invariant"),
     ("gpt_oss", "bfloat16", "paged"),
+    ("gemma4", "float32", "paged"),
+    ("gemma4", "bfloat16", "batch_invariant"),
+    ("gemma4_moe", "float32", "blocks of 5, decodes in turns"),
 ]
 """Every family, and every case. The full run has every case; what differs between families are ops, tested alone."""
+FULL = ("llama", "gemma3", "gpt_oss", "gemma4")
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """Of a log-probability."""
 
@@ -77,7 +81,9 @@ def assert_alike(found: list[int], right: list[int], got: list[float], wanted: l
             pytest.param(
                 [run for run in OTHERS if run[0] == family],
                 id=family,
-                marks=pytest.mark.full if family in ("llama", "gemma3", "gpt_oss") else pytest.mark.exhaustive,
+                marks=pytest.mark.full
+                if family in ("llama", "gemma3", "gpt_oss", "gemma4")
+                else pytest.mark.exhaustive,
             )
             for family in dict.fromkeys(family for family, _, _ in OTHERS)
         ),

@@ -10,6 +10,7 @@ the ops: checks of a model's ops on the user's machine, and the tools of tests.
 
 from infer_kernels.attention import (
     AttentionBuffers,
+    AttentionHeads,
     AttentionPlan,
     DeviceMetadata,
     causal_attention,
@@ -88,6 +89,7 @@ from infer_kernels.states import (
 
 __all__ = [
     "AttentionBuffers",
+    "AttentionHeads",
     "AttentionPlan",
     "ConvolutionActivation",
     "DeviceMetadata",

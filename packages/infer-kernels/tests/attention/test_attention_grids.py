@@ -5,6 +5,7 @@ import torch
 
 from infer_kernels import (
     AttentionBuffers,
+    AttentionHeads,
     DeviceMetadata,
     paged_attention,
     plan_attention,
@@ -50,9 +51,7 @@ def fixed_buffers() -> AttentionBuffers:
         max_seqs=9,
         max_tokens=999,
         max_seq_len=9999,
-        q_heads=4 * KV_HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=64,
+        heads=[AttentionHeads(q_heads=4 * KV_HEADS, kv_heads=KV_HEADS, head_dim=64)],
         dtype=torch.bfloat16,
         windows=[None],
         device="cpu",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from infer_kernels import AttentionBuffers, DeviceMetadata, paged_attention, plan_attention_on_device
+from infer_kernels import AttentionBuffers, AttentionHeads, DeviceMetadata, paged_attention, plan_attention_on_device
 from infer_kernels.checks.compiled.ahead_of_time import Launch, compile_only
 
 KV_HEADS, Q_HEADS, HEAD_DIM, BLOCK_SIZE = 2, 8, 64, 64
@@ -66,9 +66,7 @@ def buffers() -> AttentionBuffers:
         max_seqs=MAX_SEQS,
         max_tokens=MAX_TOKENS,
         max_seq_len=1000,
-        q_heads=Q_HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        heads=[AttentionHeads(q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)],
         dtype=torch.bfloat16,
         windows=(None, 100),
         device="cpu",

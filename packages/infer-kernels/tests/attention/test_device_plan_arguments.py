@@ -6,16 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels import AttentionBuffers, DeviceMetadata, paged_attention, plan_attention_on_device
+from infer_kernels import (
+    AttentionBuffers,
+    AttentionHeads,
+    DeviceMetadata,
+    paged_attention,
+    plan_attention_on_device,
+)
 from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
 SIZES: dict[str, Any] = {
     "max_seqs": 2,
     "max_tokens": 3,
     "max_seq_len": 600,
-    "q_heads": 4,
-    "kv_heads": 2,
-    "head_dim": 16,
+    "heads": [AttentionHeads(q_heads=4, kv_heads=2, head_dim=16)],
     "dtype": torch.float32,
     "windows": (None, 7),
     "device": "cpu",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import infer_kernels
 from infer_kernels import KVScales, SeparateProducts, linear
-from infer_kernels.checks import CheckImpossibleError, ModelOps, MoeOps, QuantizedOps, SelfCheck, model_checks
+from infer_kernels.checks import CheckImpossibleError, HeadOps, ModelOps, MoeOps, QuantizedOps, SelfCheck, model_checks
 from infer_kernels.checks.cases.attention.long import large_pool_check, long_sequence_check
 from infer_kernels.checks.cases.embedding import EMBEDDING
 from infer_kernels.checks.cases.gated_activations import ACTIVATIONS
@@ -43,40 +43,24 @@ GEMMA = replace(
     soft_cap=20.0,
     embedding_scale=96**0.5,
 )
+WIDE_HEADS = HeadOps(kv_heads=1, head_dim=64, windows=(None,), scale=1.0, rotary_dim=16)
 NANO = replace(LLAMA, norm=None, has_rotary=False, activation=None, vocab_size=65)
 SINKS = replace(LLAMA, windows=(100, None), has_sinks=True)
-QWEN3_MOE = replace(
-    LLAMA,
-    qk_norm="llama",
-    activation=None,
-    moe=MoeOps(
-        experts=24,
-        experts_per_token=3,
-        intermediate_size=40,
-        scoring="softmax",
-        normalize=True,
-        activation="silu_and_mul",
-    ),
+EXPERTS = MoeOps(
+    experts=24, experts_per_token=3, intermediate_size=40, scoring="softmax", normalize=True, activation="silu_and_mul"
 )
-GPT_OSS = replace(
-    LLAMA,
-    activation=None,
-    moe=MoeOps(
-        experts=8,
-        experts_per_token=4,
-        intermediate_size=33,
-        scoring="softmax_of_top_k",
-        normalize=True,
-        activation="clamped_swiglu",
-        has_biases=True,
-    ),
+BIASED_EXPERTS = replace(
+    EXPERTS, experts=8, experts_per_token=4, scoring="softmax_of_top_k", activation="clamped_swiglu", has_biases=True
 )
+QWEN3_MOE = replace(LLAMA, qk_norm="llama", activation=None, moe=EXPERTS)
+GPT_OSS = replace(LLAMA, activation=None, moe=replace(BIASED_EXPERTS, intermediate_size=33))
 QUANTIZED = replace(QWEN3_MOE, quantized=(QuantizedOps(encoding="int8"), QuantizedOps(encoding="e2m1", group_size=32)))
 FP8 = replace(LLAMA, quantized=(QuantizedOps(encoding="fp8_e4m3", group_size=32),))
 MODELS = {
     "llama": LLAMA,
     "qwen3": replace(LLAMA, qk_norm="llama"),
     "gemma3": GEMMA,
+    "gemma4": replace(GEMMA, windows=(100,), other_heads=(WIDE_HEADS,)),
     "nanogpt": NANO,
     "with sinks": SINKS,
     "phi3": replace(LLAMA, rotary_dim=20),
@@ -133,7 +117,7 @@ def test_every_op_of_a_model_is_checked_and_no_other() -> None:
     quantized = {"linear_quantized", "embedding_quantized"}
     assert checked["quantized"] == experts | quantized | {"fused_moe_quantized"}
     assert checked["fp8"] == pre_norm | quantized | {"linear_fp8"}
-    assert checked["gemma3"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
+    assert checked["gemma3"] == checked["gemma4"] == always | {"rms_norm", "norm_add_norm", "gelu_tanh_and_mul"}
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, name: str, spoiled: Callable[..., Any]) -> None:
@@ -292,6 +276,19 @@ def test_a_window_that_is_ignored_fails(monkeypatch: pytest.MonkeyPatch) -> None
     spoil(monkeypatch, "paged_attention", lambda op, *args, **rest: op(*args, **{**rest, "window": None}))
     assert failing(LLAMA) == set()
     assert failing(GEMMA) == {"paged_attention"}
+
+
+@pytest.mark.parametrize("name", ["paged_attention", "qk_norm_rope_store"])
+def test_an_op_that_is_wrong_for_some_heads_fails_for_these(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def wrong(op: Callable[..., Any], x: Tensor, *args: Any, **options: Any) -> Any:
+        if x.shape[2] == WIDE_HEADS.head_dim:
+            x = x.roll(1, dims=0)
+        return op(x, *args, **options)
+
+    spoil(monkeypatch, name, wrong)
+    failed = [check for check in model_checks(MODELS["gemma4"], num_joins=1) if fails(check)]
+    assert {check.op for check in failed} == {name}
+    assert all(check.label.endswith(", heads 4/1 x 64") for check in failed)
 
 
 def test_sinks_that_are_ignored_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,9 @@ def test_half_precision_is_multiplied_by_warpgroups_on_hopper(case: Case, capabi
     # Rows of 1000 elements, and of 720 codes of four bits, do not start on multiples of 16 bytes, and take a small tile
     # of their own; tiled rows are filled up.
     is_unaligned = re.search(r"\b1000\b|mxfp4, .*\b720 to\b", case.label) and "_tiled" not in case.label
-    expected = case.dtype != torch.float32 and not is_unaligned
+    # A warpgroup multiplies 64 rows, whose sums of 512 elements are more than registers hold.
+    is_wide = case.op == "paged_prefill" and " x 512," in case.label
+    expected = case.dtype != torch.float32 and not is_unaligned and not is_wide
     assert ("wgmma.mma_async" in compiled(case, capability).ptx) == expected
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from infer_kernels.attention import (
     AttentionBuffers,
+    AttentionHeads,
     DeviceMetadata,
     paged_attention,
     plan_attention,
@@ -158,9 +159,7 @@ def launch_attention_on_device(batch: Batch, *, prefill: bool) -> object:
             max_seqs=16,
             max_tokens=8000,
             max_seq_len=2000,
-            q_heads=Q_HEADS,
-            kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
+            heads=[AttentionHeads(q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)],
             dtype=torch.bfloat16,
             windows=[None],
             device="cpu",

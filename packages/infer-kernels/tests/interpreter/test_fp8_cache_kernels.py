@@ -70,7 +70,7 @@ def test_prepared_and_stored_codes_are_those_of_the_reference(dtype: torch.dtype
 @parametrize_pairwise(
     dtype=DTYPES,
     group=[1, 3, 8],
-    head_dim=[16, 64, 128, 256],
+    head_dim=[16, 64, 128, 256, 512],
     block_size=[1, 5, 64],
     window=[None, 20],
     cap=[None, 5.0],

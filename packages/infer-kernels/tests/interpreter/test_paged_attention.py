@@ -39,13 +39,13 @@ def reference(batch: PagedBatch, *, window: int | None = None, soft_cap: float |
 
 
 @pytest.mark.covers("kv-cache/head-dims")
-@parametrize_pairwise(group=[1, 3, 4, 8], head_dim=[16, 48, 64, 96, 128, 256], block_size=[1, 5, 16, 64])
+@parametrize_pairwise(group=[1, 3, 4, 8], head_dim=[16, 48, 64, 96, 128, 256, 512], block_size=[1, 5, 16, 64])
 def test_ragged_batch_equals_reference(group: int, head_dim: int, block_size: int) -> None:
     batch = random_paged_batch(RAGGED, q_heads=2 * group, kv_heads=2, head_dim=head_dim, block_size=block_size)
     assert_attention_close(attend(batch), reference(batch))
 
 
-@parametrize_pairwise(dtype=[torch.float16, torch.bfloat16], head_dim=[64, 96, 128, 256], block_size=[5, 32])
+@parametrize_pairwise(dtype=[torch.float16, torch.bfloat16], head_dim=[64, 96, 128, 256, 512], block_size=[5, 32])
 def test_half_precision_equals_reference(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
     batch = random_paged_batch(RAGGED, q_heads=6, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=dtype)
     assert_attention_close(attend(batch), reference(batch))

@@ -9,22 +9,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer_kernels import AttentionBuffers, DeviceMetadata, paged_attention, plan_attention, plan_attention_on_device
+from infer_kernels import (
+    AttentionBuffers,
+    AttentionHeads,
+    DeviceMetadata,
+    paged_attention,
+    plan_attention,
+    plan_attention_on_device,
+)
 from infer_kernels.checks.closeness import assert_attention_close
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
 from infer_kernels.checks.interpreted.recorded_launches import record_launches
 from infer_kernels.reference import paged_attention_reference
 
 MODEL: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 32}
+WIDE: dict[str, Any] = {"q_heads": 4, "kv_heads": 1, "head_dim": 512, "block_size": 32}
 ROWS = 11  # of a resident block table, by running sequence
 COLUMNS = 30
 Sequences = list[tuple[int, int]]  # (rows of q, tokens with those of the rows)
 
 
+def heads_of(model: dict[str, Any]) -> AttentionHeads:
+    return AttentionHeads(**{name: model[name] for name in ("q_heads", "kv_heads", "head_dim")})
+
+
 def buffers(**sizes: Any) -> AttentionBuffers:
     largest = {"max_seqs": 8, "max_tokens": 128, "max_seq_len": 900, "windows": (None, 300)}
-    heads = {name: MODEL[name] for name in ("q_heads", "kv_heads", "head_dim")}
-    return AttentionBuffers(**{**largest, **heads, "dtype": torch.float32, "device": "cpu", **sizes})
+    heads = [heads_of(MODEL)]
+    return AttentionBuffers(**{**largest, "heads": heads, "dtype": torch.float32, "device": "cpu", **sizes})
 
 
 def metadata_of(batch: PagedBatch, *, is_prefill: list[bool] | None = None) -> DeviceMetadata:
@@ -164,6 +176,25 @@ def test_one_memory_serves_steps_of_any_size_one_after_another() -> None:
         for window in (None, 300):
             attended = attend_on_device(batch.q, batch, metadata_of(batch), memory, window=window)
             assert torch.equal(attended, attend_on_device(batch.q, batch, metadata_of(batch), buffers(), window=window))
+
+
+@pytest.mark.covers("models/gemma4-on-a-gpu")
+def test_layers_of_a_step_with_heads_of_several_sizes_share_a_memory() -> None:
+    sequences = [(1, 700), (33, 64), (1, 5), (1, 600)]
+    layers = [random_paged_batch(sequences, **model) for model in (MODEL, WIDE)]
+    assert torch.equal(layers[0].block_table, layers[1].block_table)
+    memory = buffers(heads=map(heads_of, (MODEL, WIDE)))
+    metadata = metadata_of(layers[0])
+    plan = plan_attention_on_device(
+        metadata, num_tokens=36, has_decodes=True, has_prefills=True, block_size=32, memory=memory
+    )
+    for layer, window in zip(layers * 2, (300, None, None, 300), strict=True):
+        attended = paged_attention(layer.q, layer.k_cache, layer.v_cache, plan, scale=0.2, window=window)
+        assert_attention_close(attended, expected(layer, window=window))
+    memory.dirty_semaphores()
+    assert all(bool(memory.semaphores(heads).all()) for heads in (1, 2))
+    memory.zero_semaphores()
+    assert not any(bool(memory.semaphores(heads).any()) for heads in (1, 2))
 
 
 def test_semaphores_that_a_failed_launch_left_are_healed() -> None:

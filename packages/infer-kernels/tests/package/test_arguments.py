@@ -8,6 +8,7 @@ import torch
 
 from infer_kernels import (
     AttentionBuffers,
+    AttentionHeads,
     add_rms_norm,
     apply_rope,
     causal_attention,
@@ -230,9 +231,7 @@ SIZES: dict[str, Any] = {
     "max_seqs": 2,
     "max_tokens": 3,
     "max_seq_len": 700,
-    "q_heads": 2,
-    "kv_heads": 1,
-    "head_dim": 16,
+    "heads": [AttentionHeads(q_heads=2, kv_heads=1, head_dim=16)],
     "dtype": torch.float32,
     "windows": [None],
     "device": "cpu",
@@ -249,12 +248,25 @@ def test_attention_buffers_are_refused_where_no_kernel_runs() -> None:
     [
         ({"max_seqs": 0}, r"`max_seqs` is 0; pass at least 1"),
         ({"max_splits": 0}, r"`max_splits` is 0; pass at least 1"),
-        ({"kv_heads": 3}, r"`q_heads` is 2 and `kv_heads` 3; pass a multiple of the second"),
+        ({"heads": []}, r"`heads` are none; pass those of all layers"),
     ],
 )
-def test_attention_buffers_say_what_does_not_fit(sizes: dict[str, int], message: str) -> None:
+def test_attention_buffers_say_what_does_not_fit(sizes: dict[str, Any], message: str) -> None:
     with compile_only(90), pytest.raises(ValueError, match=message):
         AttentionBuffers(**SIZES | sizes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ((2, 3, 16), r"`q_heads` is 2 and `kv_heads` 3; pass a multiple of the second"),
+        ((0, 1, 16), r"`q_heads` is 0; pass at least 1"),
+        ((2, 1, 0), r"`head_dim` is 0; pass at least 1"),
+    ],
+)
+def test_heads_that_no_layer_has_are_refused(heads: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionHeads(q_heads=heads[0], kv_heads=heads[1], head_dim=heads[2])
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ OPS = [
 ]
 OTHERS = [
     "AttentionBuffers",
+    "AttentionHeads",
     "AttentionPlan",
     "ConvolutionActivation",
     "DeviceMetadata",

@@ -8,7 +8,7 @@ every call.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import isfunction
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import infer_kernels
 from infer_kernels import ConvolutionActivation, QKNorm, QuantizedWeight, Rotary, linear
-from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, ModelOps, MoeOps, QuantizedOps, ScanOps
+from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, HeadOps, ModelOps, MoeOps, QuantizedOps, ScanOps
 from infer_models import AttentionSpec, CausalLM, ModelConfig
 from infer_models.families import build_model
 from infer_models.layer_states import ScanSpec
@@ -82,7 +82,7 @@ def ops_of(
     ]
     norms = [call for call in calls if call.op in _NORMS and call not in of_heads]
     qk_norms = [each["norm"] for each in attentions if each["norm"] is not None]
-    rotary_dims = [each["rotary"].cos_sin.shape[1] for each in attentions if each["rotary"] is not None]
+    heads, *other_heads = _heads_of(attentions) or [_head_ops(specs, attentions)]
     gate = calls[gates[0]] if gates else None
     scales = [call.arguments["scale"] for call in calls if call.op == "embedding"]
     called = {call.op for call in calls}
@@ -93,11 +93,9 @@ def ops_of(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size if gate is None else gate.arguments["gate_up"].shape[1] // 2,
         q_heads=specs[0].q_heads,
-        kv_heads=specs[0].kv_heads,
-        head_dim=specs[0].head_dim,
         block_size=block_size,
-        scale=specs[0].scale,
-        windows=tuple(dict.fromkeys(spec.window for spec in specs)),
+        **asdict(heads),
+        other_heads=tuple(other_heads),
         soft_cap=specs[0].soft_cap,
         has_sinks=any(each["sinks"] is not None for each in attentions),
         norm=norms[0].arguments["variant"] if norms else None,
@@ -105,8 +103,7 @@ def ops_of(
         has_post_norms="norm_add" in called,
         qk_norm=qk_norms[0].variant if qk_norms else None,
         norms_all_heads=bool(of_heads),
-        has_rotary=bool(rotary_dims),
-        rotary_dim=rotary_dims[0] if rotary_dims and rotary_dims[0] != specs[0].head_dim else None,
+        has_rotary=any(each["rotary"] is not None for each in attentions),
         qkv_bias=any(_has_bias(section[:1]) for section in before_attention),
         output_bias=any(_has_bias(_products(calls[index:])[:1]) for index in attends),
         mlp_bias=any(_has_bias(_since_product(calls[:index])[:1]) for index in gates),
@@ -120,6 +117,27 @@ def ops_of(
         scan=_scan_ops(calls, config),
         has_output_gate=any(call.arguments["addend"] is None for call in sigmoid_gates),
         has_shared_expert_gate=any(call.arguments["addend"] is not None for call in sigmoid_gates),
+    )
+
+
+def _heads_of(attentions: Sequence[Mapping[str, Any]]) -> list[HeadOps]:
+    """Return the heads of layers by their sizes, those of the first layer first."""
+    kinds: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for each in attentions:
+        kinds.setdefault((each["spec"].kv_heads, each["spec"].head_dim), []).append(each)
+    return [_head_ops([each["spec"] for each in alike], alike) for alike in kinds.values()]
+
+
+def _head_ops(specs: Sequence[AttentionSpec], attentions: Sequence[Mapping[str, Any]]) -> HeadOps:
+    """Return the heads of layers that have them alike; arguments of their attention, if any attends."""
+    spec = specs[0]
+    rotary_dims = [each["rotary"].cos_sin.shape[1] for each in attentions if each["rotary"] is not None]
+    return HeadOps(
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        windows=tuple(dict.fromkeys(each.window for each in specs)),
+        scale=spec.scale,
+        rotary_dim=rotary_dims[0] if rotary_dims and rotary_dims[0] != spec.head_dim else None,
     )
 
 

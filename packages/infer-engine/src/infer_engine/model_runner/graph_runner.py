@@ -12,7 +12,7 @@ from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens_of
 from infer_engine.model_runner.inputs.cache_views import DevicePlannedViews
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.rank_loading import LoadedRank
-from infer_kernels import AttentionBuffers
+from infer_kernels import AttentionBuffers, AttentionHeads
 from infer_models import AttentionSpec
 
 MAX_PARTIAL_BYTES = 256 << 20
@@ -126,16 +126,14 @@ def _allocate_attention_buffers(
     Partial results take up to `MAX_PARTIAL_BYTES`: room for all sequences at full length would take gigabytes. A step
     of longer sequences is planned on the host.
     """
-    spec = specs[0]
-    most_splits = MAX_PARTIAL_BYTES // (4 * spec.q_heads * (spec.head_dim + 2))
+    heads = {AttentionHeads(q_heads=each.q_heads, kv_heads=each.kv_heads, head_dim=each.head_dim) for each in specs}
+    most_splits = MAX_PARTIAL_BYTES // max(4 * each.q_heads * (each.head_dim + 2) for each in heads)
     longest = AttentionBuffers.num_splits([max_seq_len])
     return AttentionBuffers(
         max_seqs=max_seqs,
         max_tokens=max_tokens,
         max_seq_len=max_seq_len,
-        q_heads=spec.q_heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
+        heads=heads,
         dtype=dtype,
         cache_dtype=cache_dtype,
         windows=list(dict.fromkeys(each.window for each in specs)),

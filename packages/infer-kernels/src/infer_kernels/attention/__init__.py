@@ -13,11 +13,12 @@ cpu.py         the C++ kernel on a CPU, or plain PyTorch
 from infer_kernels.attention.causal import causal_attention
 from infer_kernels.attention.on_device import plan_attention_on_device
 from infer_kernels.attention.paged import paged_attention, plan_attention
-from infer_kernels.attention.plan import AttentionPlan, DeviceMetadata
+from infer_kernels.attention.plan import AttentionHeads, AttentionPlan, DeviceMetadata
 from infer_kernels.attention.triton.attention_buffers import AttentionBuffers
 
 __all__ = [
     "AttentionBuffers",
+    "AttentionHeads",
     "AttentionPlan",
     "DeviceMetadata",
     "causal_attention",

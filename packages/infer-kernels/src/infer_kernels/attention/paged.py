@@ -15,12 +15,12 @@ from infer_kernels.attention.cpu import CpuAttentionPlan
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata, check_options
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.attention.triton.plan_memory import FreshMemory, upload_metadata
-from infer_kernels.dispatch import TRITON_DEVICES, takes_triton
+from infer_kernels.dispatch import TRITON_DEVICES
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, head_dim_of
 from infer_kernels.qkv.store_kv import check_cache, require_storable
 
-MOST_HEAD_DIM, MOST_HEAD_DIM_ON_GPU = 512, 256
+MOST_HEAD_DIM = 512
 """Elements of a head: as in `cpu/csrc/attention.h`, and for which `triton/tile_configs.py` has tiles."""
 
 
@@ -153,8 +153,7 @@ def paged_attention(
 
     Args:
         q: [tokens, q_heads, head_dim], of the device of the caches, for a kernel of their dtype too unless that is
-            of eight bits; may be a strided view. head_dim is a multiple of 16 up to 512, on a GPU up to 256; q_heads is
-            one of kv_heads.
+            of eight bits; may be a strided view. head_dim is a multiple of 16 up to 512; q_heads is one of kv_heads.
         k_cache: as for `store_kv`.
         v_cache: as for `store_kv`.
         plan: plan of this step, from `plan_attention` or `plan_attention_on_device`.
@@ -186,9 +185,8 @@ def paged_attention(
         raise ValueError(
             f"`q` has {q_heads} heads and `k_cache` {kv_heads}; the first must be a multiple of the second"
         )
-    most = MOST_HEAD_DIM_ON_GPU if takes_triton(k_cache) else MOST_HEAD_DIM
-    if head_dim % 16 or not 16 <= head_dim <= most:
-        raise ValueError(f"`q` has head_dim {head_dim}; pass a multiple of 16 from 16 to {most}")
+    if head_dim % 16 or not 16 <= head_dim <= MOST_HEAD_DIM:
+        raise ValueError(f"`q` has head_dim {head_dim}; pass a multiple of 16 from 16 to {MOST_HEAD_DIM}")
     if block_size != plan.block_size:
         raise ValueError(
             f"`k_cache` has blocks of {block_size} tokens but `plan` of {plan.block_size}; make them agree"

@@ -1,7 +1,7 @@
 """What every attention plan has in common: a step's metadata, a layer's options, the plan's interface."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +27,39 @@ class AttentionOptions:
     soft_cap: float | None
     sinks: Tensor | None
     scales: KVScales = NO_SCALES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionHeads:
+    """Heads of a layer.
+
+    Attributes:
+        q_heads: query heads, a multiple of `kv_heads`.
+        kv_heads: key and value heads.
+        head_dim: elements of a head.
+
+    Raises:
+        ValueError: a number is less than 1, or `q_heads` is no multiple.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, number in asdict(self).items():
+            if number < 1:
+                raise ValueError(f"`{name}` is {number}; pass at least 1")
+        if self.q_heads % self.kv_heads:
+            raise ValueError(
+                f"`q_heads` is {self.q_heads} and `kv_heads` {self.kv_heads}; pass a multiple of the second"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.q_heads // self.kv_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

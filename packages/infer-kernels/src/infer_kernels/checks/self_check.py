@@ -140,6 +140,25 @@ class ScanOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOps:
+    """Heads of some layers of a model, and how these attend.
+
+    Attributes:
+        kv_heads: key and value heads of a layer.
+        head_dim: elements of a head.
+        windows: as in `ModelOps`, of these layers.
+        scale: likewise.
+        rotary_dim: likewise.
+    """
+
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    scale: float
+    rotary_dim: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOps:
     """The ops that a model uses, and their sizes.
 
@@ -175,6 +194,7 @@ class ModelOps:
         delta_rule: their gated delta rule; None: there is none.
         scan: their selective scan; None: there is none.
         has_output_gate: attention's output is multiplied by the sigmoid of a gate of its width.
+        other_heads: those of layers with heads of other sizes.
         has_shared_expert_gate: the shared experts' output is multiplied by the sigmoid of one gate a row, and added.
     """
 
@@ -209,6 +229,7 @@ class ModelOps:
     delta_rule: DeltaRuleOps | None = None
     scan: ScanOps | None = None
     has_output_gate: bool = False
+    other_heads: tuple[HeadOps, ...] = ()
     has_shared_expert_gate: bool = False
 
 

@@ -104,7 +104,7 @@ class DevicePlannedViews:
 
     def dirty_semaphores(self) -> None:
         """Set them to what a launch that failed may leave, to see that `zero_semaphores` is not forgotten."""
-        self._buffers.semaphores(self._pool.kv_heads).fill_(1)
+        self._buffers.dirty_semaphores()
 
 
 def _cache_view(

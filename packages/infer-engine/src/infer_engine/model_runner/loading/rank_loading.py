@@ -215,7 +215,6 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     with_mtp = speculation is not None and speculation.method == "mtp"
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
-    check_layer_heads(model_config, device=device)
     groups = group_layers(config, model_config)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     attentions = [(shard or Shard()).attention_spec(spec) for spec in model_config.attention_specs]
@@ -287,19 +286,6 @@ def choose_speculation(config: EngineConfig, *, device: torch.device, has_cpu_ke
         return config.speculation
     is_exact = has_cpu_kernels and device.type not in TRITON_DEVICES and config.tensor_parallel_size == 1
     return config.default_speculation if is_exact else None
-
-
-def check_layer_heads(model_config: ModelConfig, *, device: torch.device) -> None:
-    """Raise if layers differ in the size of their heads, and the device plans attention for one size.
-
-    Raises:
-        ValueError: it is so.
-    """
-    if model_config.layer_heads and device.type != "cpu":
-        raise ValueError(
-            f"`device` is {device.type} but layers of {model_config.model_type} differ in the size of their heads, for "
-            "which there are no attention plans there; use `cpu`."
-        )
 
 
 def mtp_attention_of(model_config: ModelConfig) -> AttentionSpec:

@@ -71,24 +71,28 @@ def decode_config(
     rows = max(16, next_power_of_2(group))
     if itemsize == 4:
         return _in_full_precision(width, rows, programs_per_sm=2 if cache_itemsize == 1 else 3)
-    keys = 64 if width <= 128 else 32
     num_stages = 3 if rows <= 32 else 2
+
+    def num_programs(keys: int) -> int:
+        """Programs whose keys and values in flight share an SM's memory."""
+        in_flight = 2 * (num_stages - 1) * keys * width * cache_itemsize // 1024
+        return _SHARED_MEMORY.get(capability, 100) // (in_flight + _BESIDE_TILES)
+
+    keys = 64 if width <= 128 else 32
+    if not num_programs(keys):
+        keys = 16
     return TileConfig(
         rows=rows,
         keys=keys,
-        num_warps=4 if rows <= 32 else 8,
+        num_warps=8 if rows > 32 or width == 512 else 4,
         num_stages=num_stages,
-        programs_per_sm=min(
-            _programs_without_spills(rows, width, is_fp8=cache_itemsize == 1),
-            _SHARED_MEMORY.get(capability, 100)
-            // (2 * (num_stages - 1) * keys * width * cache_itemsize // 1024 + _BESIDE_TILES),
-        ),
+        programs_per_sm=min(_programs_without_spills(rows, width, is_fp8=cache_itemsize == 1), num_programs(keys)),
     )
 
 
 def _programs_without_spills(rows: int, width: int, *, is_fp8: bool) -> int:
     """Programs of a decode that have registers enough on an SM: those of two have all that a thread can have."""
-    if rows > 32:
+    if rows > 32 or width == 512:
         return 1
     if width <= 64:
         return 3 if is_fp8 else 4
@@ -102,10 +106,13 @@ def prefill_config(
     hopper = capability[0] in (9, 10)  # 227 KiB of shared memory and warpgroup matrix products
     width = next_power_of_2(head_dim)
     if itemsize == 4:
-        return _in_full_precision(width, max(32, next_power_of_2(group)), programs_per_sm=2)
+        return _in_full_precision(width, max(16 if width == 512 else 32, next_power_of_2(group)), programs_per_sm=2)
     is_fp8 = cache_itemsize == 1  # codes become numbers in registers, on their way into shared memory
     if width == 256 and capability[0] == 9 and is_fp8:
         rows, keys, num_warps, num_stages = 128, 32, 8, 3
+    elif width == 512:
+        # 64 rows, as many as products of warpgroups have, take more registers than there are.
+        rows, keys, num_warps, num_stages = 32, 32, 8, 3 if hopper else 2
     elif width == 128 and not hopper and is_fp8:
         rows, keys, num_warps, num_stages = 64, 32, 8, 2
     elif width == 256:
@@ -131,7 +138,7 @@ def _in_full_precision(width: int, rows: int, *, programs_per_sm: int) -> TileCo
     return TileConfig(
         rows=rows,
         keys=32 if width <= 32 else 16,
-        num_warps=8 if width == 256 else 4,
+        num_warps={256: 8, 512: 16}.get(width, 4),
         num_stages=2,
-        programs_per_sm=1 if width == 256 else programs_per_sm,
+        programs_per_sm=1 if width >= 256 else programs_per_sm,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import infer_kernels
-from infer_kernels import AttentionBuffers, plan_attention, plan_attention_on_device, reference
+from infer_kernels import AttentionBuffers, AttentionHeads, plan_attention, plan_attention_on_device, reference
 from infer_kernels.attention.plan import AttentionPlan, HostMetadata
 from infer_kernels.attention.triton.plan_memory import upload_metadata
 from infer_kernels.checks.closeness import assert_attention_close
@@ -45,9 +45,7 @@ def plans(ops: ModelOps, layout: BatchLayout, device: torch.device) -> Iterator[
         max_seqs=len(num_rows) + 1,
         max_tokens=num_tokens + 1,
         max_seq_len=int(layout["seq_lens"].max()) + 1,
-        q_heads=ops.q_heads,
-        kv_heads=ops.kv_heads,
-        head_dim=ops.head_dim,
+        heads=[AttentionHeads(q_heads=ops.q_heads, kv_heads=ops.kv_heads, head_dim=ops.head_dim)],
         dtype=ops.dtype,
         windows=dict.fromkeys((*ops.windows, None)),
         device=device,
