@@ -73,6 +73,22 @@ FAMILIES: dict[str, Values] = {
         "rope_theta": 1000000.0,
         "rope_local_base_freq": 10000.0,
     },
+    "gemma4": _COMMON
+    | {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": WINDOW,
+    },
     "qwen3_5": _COMMON
     | {
         "model_type": "qwen3_5_text",

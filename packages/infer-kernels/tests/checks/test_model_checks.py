@@ -43,7 +43,7 @@ GEMMA = replace(
     soft_cap=20.0,
     embedding_scale=96**0.5,
 )
-WIDE_HEADS = HeadOps(kv_heads=1, head_dim=64, windows=(None,), scale=1.0, rotary_dim=16)
+WIDE_HEADS = HeadOps(kv_heads=1, head_dim=512, windows=(None,), scale=1.0, rotary_dim=16)
 NANO = replace(LLAMA, norm=None, has_rotary=False, activation=None, vocab_size=65)
 SINKS = replace(LLAMA, windows=(100, None), has_sinks=True)
 EXPERTS = MoeOps(
@@ -60,7 +60,7 @@ MODELS = {
     "llama": LLAMA,
     "qwen3": replace(LLAMA, qk_norm="llama"),
     "gemma3": GEMMA,
-    "gemma4": replace(GEMMA, windows=(100,), other_heads=(WIDE_HEADS,)),
+    "gemma4": replace(GEMMA, windows=(100,), soft_cap=None, other_heads=(WIDE_HEADS,)),
     "nanogpt": NANO,
     "with sinks": SINKS,
     "phi3": replace(LLAMA, rotary_dim=20),
@@ -288,7 +288,7 @@ def test_an_op_that_is_wrong_for_some_heads_fails_for_these(monkeypatch: pytest.
     spoil(monkeypatch, name, wrong)
     failed = [check for check in model_checks(MODELS["gemma4"], num_joins=1) if fails(check)]
     assert {check.op for check in failed} == {name}
-    assert all(check.label.endswith(", heads 4/1 x 64") for check in failed)
+    assert all(check.label.endswith(", heads 4/1 x 512") for check in failed)
 
 
 def test_sinks_that_are_ignored_fail(monkeypatch: pytest.MonkeyPatch) -> None:

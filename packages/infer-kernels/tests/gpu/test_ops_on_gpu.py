@@ -18,6 +18,7 @@ from infer_kernels.checks import (
     CheckImpossibleError,
     ConvolutionOps,
     DeltaRuleOps,
+    HeadOps,
     ModelOps,
     MoeOps,
     QuantizedOps,
@@ -145,6 +146,13 @@ MODELS = {
     "small blocks": replace(LLAMA, hidden_size=1024, intermediate_size=3072, q_heads=16, kv_heads=1, block_size=5),
     "olmo2": replace(LLAMA, has_post_norms=True, norms_all_heads=True),
     "gemma3": GEMMA,
+    "gemma4": replace(
+        GEMMA,
+        kv_heads=2,
+        windows=(100,),
+        soft_cap=None,
+        other_heads=(HeadOps(kv_heads=1, head_dim=512, windows=(None,), scale=1.0, rotary_dim=None),),
+    ),
     "qwen3.5": QWEN3_5,
     "lfm2": LFM2,
     "granite hybrid": GRANITE_HYBRID,
@@ -194,7 +202,9 @@ def agree(name: str, device: str, *inputs: Tensor, roundings: float = 2.0, **opt
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 96), (32, 8, 128), (4, 1, 256)])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 96), (32, 8, 128), (4, 1, 256), (8, 1, 512)]
+)
 def test_rotations_and_stores_by_themselves_agree(
     q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
 ) -> None:

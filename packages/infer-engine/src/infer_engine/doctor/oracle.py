@@ -106,7 +106,9 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
 def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dtype) -> ModelConfig:
     """Save a checkpoint of `fields` with random weights that `dtype` holds exactly; return its configuration.
 
-    The weights are spread widely, so that attention matters and the best logits of a position rarely tie.
+    The weights are spread widely, so that attention matters and the best logits of a position rarely tie. Norms of
+    queries make scores of about 1, also where the model's scale is far from `head_dim**-0.5`, as Gemma 4's: between
+    scores of 20 and more, rounding would choose.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
@@ -114,11 +116,14 @@ def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dt
     factory = ParameterFactory(device=torch.device("cpu"), dtype=torch.float32, linear=linear)
     model = build_model(config, factory)
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
+    query_size = min(1.0, config.head_dim**-0.5 / config.attention_scale)
+    for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
         else:
             parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(query_size)
         parameter.copy_(parameter.to(dtype))
     save_model(model, folder, dtype=dtype)
     save_dummy_tokenizer(folder, config.vocab_size)

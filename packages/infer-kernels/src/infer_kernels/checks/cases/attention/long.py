@@ -15,6 +15,7 @@ from infer_kernels.checks.cases.attention.runs import (
     draw_sinks,
     expected_attention,
     plans,
+    query_size,
 )
 from infer_kernels.checks.inputs.batches import BatchLayout
 from infer_kernels.checks.self_check import CheckImpossibleError, ModelOps, SelfCheck, draw
@@ -79,7 +80,7 @@ def _check_long(ops: ModelOps, device: torch.device, *, num_tokens: int) -> None
         seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
         block_table=table[None].int(),
     )
-    q = draw(1, ops.q_heads, ops.head_dim, dtype=ops.dtype)
+    q = draw(1, ops.q_heads, ops.head_dim, dtype=ops.dtype) * query_size(ops)
     keys = draw(num_blocks, ops.kv_heads, ops.block_size, ops.head_dim, dtype=ops.dtype)
     values = torch.eye(num_blocks, dtype=ops.dtype)[:, None, None].expand_as(keys).contiguous()
     k_cache, v_cache = keys.to(device), values.to(device)
