@@ -34,7 +34,8 @@ def query_size(ops: ModelOps) -> float:
 
     Scores of 20 would make of the rounding of a query what looks like a wrong result.
     """
-    return min(1.0, ops.head_dim**-0.5 / ops.scale)
+    size: float = ops.head_dim**-0.5 / ops.scale
+    return min(1.0, size)
 
 
 def plans(ops: ModelOps, layout: BatchLayout, device: torch.device) -> Iterator[tuple[str, AttentionPlan]]:
