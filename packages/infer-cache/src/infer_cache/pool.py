@@ -123,11 +123,6 @@ class KVPool:
         return tuple(self._key_caches)
 
     @property
-    def kv_heads(self) -> int:
-        """Key and value heads of a layer; the most, where layers differ."""
-        return max(cache.shape[1] for cache in self._key_caches.values())
-
-    @property
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each layer of a group, by group."""
         return self._num_blocks
