@@ -41,8 +41,8 @@ LARGE_FOLDERS: dict[str, int] = {
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 29_400,
     "packages/infer-kernels/tests": 14_200,
-    "packages/infer-models/src": 18_300,
-    "packages/infer-models/tests": 9_050,
+    "packages/infer-models/src": 18_500,
+    "packages/infer-models/tests": 9_200,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 26_900,

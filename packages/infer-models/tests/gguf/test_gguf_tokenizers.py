@@ -192,7 +192,7 @@ def test_templates_and_named_tokens_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"ggml__model": "bert"}, "`tokenizer.ggml.model` is 'bert'; it must be `gpt2`, `llama` or `t5`"),
+        ({"ggml__model": "bert"}, "`tokenizer.ggml.model` is 'bert'; it must be `gpt2`, `llama`, `gemma4` or `t5`"),
         ({"ggml__pre": "an-unknown-one"}, "`tokenizer.ggml.pre` is 'an-unknown-one'; it must be one of"),
         ({"ggml__merges": None}, "the metadata has no `tokenizer.ggml.merges`"),  # ollama/ollama#10930
         ({"ggml__merges": ["no-space"]}, "one is 'no-space'"),

@@ -24,6 +24,7 @@ class Architecture:
         names: names of tensors that differ from the common ones; see `tensor_names`.
         scaling: fields of the scaling of positions that files leave out.
         has_states: layers may have no heads of keys and values.
+        layers_differ: heads of keys and values, widths of MLPs and rotations differ by layer; `own_fields` has them.
         rows: gets the name of a tensor within a layer and its number of rows, and returns the models' tensors within a
             layer that are stored in it, where their rows have another order: for each of their rows that of the file.
         columns_in_turns: name of the tensor within a layer whose columns are those of value heads, in turns.
@@ -37,5 +38,6 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     scaling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     has_states: bool = False
+    layers_differ: bool = False
     rows: Callable[[Metadata, str, int], Mapping[str, Sequence[int]]] = lambda *_: {}
     columns_in_turns: str | None = None

@@ -4,31 +4,23 @@ What is not in the metadata is in llama.cpp's code: these constants stand beside
 """
 
 import math
-import struct
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from infer_models.errors import CheckpointError
-from infer_models.file_faults import unreadable
 from infer_models.gguf.architecture import Architecture, Fields
 from infer_models.gguf.block_types import OF_LLAMA_CPP
-from infer_models.gguf.header import GgufHeader, shortest
+from infer_models.gguf.gemma4 import GEMMA4
+from infer_models.gguf.header import GgufHeader
 from infer_models.gguf.hybrids import HYBRIDS
-from infer_models.gguf.metadata import ARCHITECTURE, Metadata
+from infer_models.gguf.metadata import ARCHITECTURE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, read_factors
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
-    "rope_freqs.weight",
-    "rope_factors_short.weight",
-    "rope_factors_long.weight",
-)
-"""Tensors that belong to the configuration."""
 _DTYPES = {"F32": "float32", "F16": "float16"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LLAMA3 = (1.0, 4.0, 8192)
 """Llama 3's `low_freq_factor`, `high_freq_factor` and trained length, which no file says."""
 _GEMMA3_27B_LAYERS = 62
-_MAX_FACTORS = 1 << 12
 _SAMPLING: Mapping[str, str] = MappingProxyType(
     {
         "temperature": "general.sampling.temp",
@@ -76,9 +68,7 @@ def config_fields(header: GgufHeader) -> Fields:
         "hidden_size": hidden_size,
         "num_hidden_layers": metadata.count(".block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _kv_heads(metadata, heads, architecture),
         "head_dim": metadata.optional_count(".attention.key_length") or hidden_size // max(heads, 1),
-        "intermediate_size": metadata.optional_count(".feed_forward_length"),
         "max_position_embeddings": metadata.count(".context_length"),
         "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(".rope.freq_base", 10000.0),
@@ -88,7 +78,10 @@ def config_fields(header: GgufHeader) -> Fields:
     value_length = metadata.optional_count(".attention.value_length")
     if value_length not in (None, fields["head_dim"]):
         raise metadata.invalid(".attention.value_length", f"the size of keys, {fields['head_dim']}")
-    fields |= _rope_fields(metadata, header, head_dim=fields["head_dim"], theta=fields["rope_theta"])
+    if not architecture.layers_differ:
+        fields["num_key_value_heads"] = _kv_heads(metadata, heads, architecture)
+        fields["intermediate_size"] = metadata.optional_count(".feed_forward_length")
+        fields |= _rope_fields(metadata, header, head_dim=fields["head_dim"], theta=fields["rope_theta"])
     fields |= architecture.own_fields(metadata, header)
     if architecture.scaling:
         fields["rope_scaling"] = {"rope_type": "default", **architecture.scaling, **fields.get("rope_scaling", {})}
@@ -138,13 +131,13 @@ def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int, theta: flo
     original = metadata.optional_count(".rope.scaling.original_context_length")
     if LONG_FACTORS in header.tensors:
         names = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
-        fields: Fields = {name: _read_factors(header, tensor) for name, tensor in names.items()}
+        fields: Fields = {name: read_factors(header, tensor) for name, tensor in names.items()}
         fields |= {"rope_type": "longrope", "original_max_position_embeddings": original}
         if ".rope.scaling.attn_factor" in metadata:
             fields["attention_factor"] = metadata.number(".rope.scaling.attn_factor")
         return fields
     if ROPE_FACTORS in header.tensors:
-        return _llama3(header, _read_factors(header, ROPE_FACTORS), rotated=rotated, theta=theta)
+        return _llama3(header, read_factors(header, ROPE_FACTORS), rotated=rotated, theta=theta)
     kind = metadata.text(".rope.scaling.type", "linear" if factor else "none")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
@@ -159,26 +152,6 @@ def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int, theta: flo
         if f".rope.scaling.{key}" in metadata:
             fields[name] = metadata.number(f".rope.scaling.{key}")
     return fields
-
-
-def _read_factors(header: GgufHeader, name: str) -> list[float]:
-    """Return the numbers of a small fp32 tensor.
-
-    Raises:
-        CheckpointError: it is missing, of another type or large, or the file cannot be read.
-    """
-    place = header.tensors.get(name)
-    if place is None or place.kind != "F32" or len(place.shape) != 1 or place.shape[0] > _MAX_FACTORS:
-        raise CheckpointError(f"{header.path}: tensor `{name}` is missing, or no row of fp32 numbers.")
-    try:
-        with place.path.open("rb") as file:
-            file.seek(place.start)
-            data = file.read(place.num_bytes)
-    except OSError as error:
-        raise unreadable(place.path, error) from error
-    if len(data) < place.num_bytes:
-        raise CheckpointError(f"{place.path} ended while tensor `{name}` was read: the file is being changed.")
-    return [shortest(each) for each in struct.unpack(f"<{place.shape[0]}f", data)]
 
 
 def _llama3(header: GgufHeader, factors: list[float], *, rotated: int, theta: float) -> Fields | None:
@@ -357,6 +330,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             names=_GPT_OSS_NAMES,
             scaling=MappingProxyType({"truncate": False}),
         ),
+        "gemma4": GEMMA4,
         **HYBRIDS,
     }
 )

@@ -16,12 +16,15 @@ _ENDS = frozenset(
         "<|return|>",
         "<|call|>",
         "<end_of_turn>",
+        "<turn|>",
         "<|endoftext|>",
         "<|end_of_text|>",
         "<EOT>",
     }
 )
 """Control tokens that end a turn or a text; many files name one of them alone."""
+_TOOL_ANSWER = "<|tool_response>"
+"""What a call of Gemma 4 ends with: the tool's answer is to follow. In files it is a text that users may see."""
 _HARMONY_END, _MESSAGE_END = "<|return|>", "<|end|>"
 """The end of an answer of gpt-oss, and of one of an answer's messages."""
 
@@ -39,6 +42,8 @@ def end_token_ids(header: GgufHeader) -> tuple[int, ...]:
     texts = metadata.texts(TOKENS) if TOKENS in metadata else []
     kinds = metadata.numbers(TOKEN_TYPES) if TOKEN_TYPES in metadata else []
     known = [index for index, kind in enumerate(kinds[: len(texts)]) if kind == CONTROL and texts[index] in _ENDS]
+    if metadata.architecture == "gemma4":
+        known += [index for index, text in enumerate(texts) if text == _TOOL_ANSWER]
     # Some writers mean by an id beyond the vocabulary, such as 2**32 - 1, that there is no such token.
     ends = dict.fromkeys(index for index in [*named, *known] if index < len(texts))
     is_harmony = any(texts[index] == _HARMONY_END for index in known)

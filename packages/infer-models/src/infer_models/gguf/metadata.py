@@ -1,11 +1,20 @@
-"""`Metadata`: values of a GGUF file's metadata, read with their types checked."""
+"""`Metadata`: values of a GGUF file's metadata, read with their types checked; and `read_factors`, of small tensors."""
 
+import struct
 from typing import TypeGuard
 
 from infer_models.errors import CheckpointError
-from infer_models.gguf.header import GgufArray, GgufHeader, Scalar
+from infer_models.file_faults import unreadable
+from infer_models.gguf.header import GgufArray, GgufHeader, Scalar, shortest
 
 ARCHITECTURE = "general.architecture"
+ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
+"""Tensors that belong to the configuration: factors of the frequencies of positions."""
+_MAX_FACTORS = 1 << 12
 
 
 class Metadata:
@@ -116,3 +125,23 @@ class Metadata:
 
 def _holds_numbers(value: Scalar | GgufArray) -> TypeGuard[GgufArray]:
     return isinstance(value, GgufArray) and not value.holds_texts
+
+
+def read_factors(header: GgufHeader, name: str) -> list[float]:
+    """Return the numbers of a small fp32 tensor.
+
+    Raises:
+        CheckpointError: it is missing, of another type or large, or the file cannot be read.
+    """
+    place = header.tensors.get(name)
+    if place is None or place.kind != "F32" or len(place.shape) != 1 or place.shape[0] > _MAX_FACTORS:
+        raise CheckpointError(f"{header.path}: tensor `{name}` is missing, or no row of fp32 numbers.")
+    try:
+        with place.path.open("rb") as file:
+            file.seek(place.start)
+            data = file.read(place.num_bytes)
+    except OSError as error:
+        raise unreadable(place.path, error) from error
+    if len(data) < place.num_bytes:
+        raise CheckpointError(f"{place.path} ended while tensor `{name}` was read: the file is being changed.")
+    return [shortest(each) for each in struct.unpack(f"<{place.shape[0]}f", data)]

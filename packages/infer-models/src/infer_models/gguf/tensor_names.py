@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+(?:\.\w+)?)\.(?P<leaf>weight|bias)")
+_LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+(?:\.\w+)?)\.(?P<leaf>weight|bias|scale)")
 _EXPERT = re.compile(r"(?P<stack>ffn_(?:gate|up|down))\.(?P<index>\d+)")
 _VECTOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+)")
 _OUTSIDE: Mapping[str, str] = MappingProxyType(
@@ -49,6 +49,8 @@ _EXPERTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Stacks of experts, and the name of one's part."""
+JOINED_EXPERTS = "ffn_gate_up_exps"
+"""A stack of experts' gates and ups: all rows of an expert's gate, then those of its up."""
 
 
 def model_name(name: str, own_names: Mapping[str, str]) -> str:
@@ -72,7 +74,7 @@ def model_name(name: str, own_names: Mapping[str, str]) -> str:
         part = _expert_part(f"{expert['stack']}_exps", own_names).format(int(expert["index"]))
         return f"model.layers.{match['layer']}.{part}.{match['leaf']}"
     within = own_names.get(match["name"], _WITHIN.get(match["name"]))
-    if within is None:
+    if within is None or match["leaf"] == "scale":
         return name
     return f"model.layers.{match['layer']}.{within}.{match['leaf']}"
 
@@ -93,16 +95,23 @@ def part_name(name: str, part: str) -> str:
 def expert_names(name: str, num_experts: int, own_names: Mapping[str, str]) -> list[str]:
     """Return the models' names of the items of a stack of experts; none where the tensor is no such stack.
 
+    Those of `JOINED_EXPERTS` are the gate and the up of each expert.
+
     Args:
         name: name in the file.
         num_experts: items of the stack.
         own_names: as for `model_name`; of a stack the name of an expert's part, with `{}` for the expert.
     """
     match = _LAYER.fullmatch(name)
-    if match is None or match["name"] not in _EXPERTS or match["leaf"] != "weight":
+    if match is None or match["leaf"] != "weight":
         return []
-    part = _expert_part(match["name"], own_names)
-    return [f"model.layers.{match['layer']}.{part.format(index)}.weight" for index in range(num_experts)]
+    stacks = ("ffn_gate_exps", "ffn_up_exps") if match["name"] == JOINED_EXPERTS else (match["name"],)
+    if not _EXPERTS.keys() >= set(stacks):
+        return []
+    parts = [_expert_part(stack, own_names) for stack in stacks]
+    return [
+        f"model.layers.{match['layer']}.{part.format(index)}.weight" for index in range(num_experts) for part in parts
+    ]
 
 
 def _expert_part(stack: str, own_names: Mapping[str, str]) -> str:

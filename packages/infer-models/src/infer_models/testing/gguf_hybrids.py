@@ -1,6 +1,7 @@
-"""What llama.cpp's converter does to models whose layers have states, and back: names, and rows of heads.
+"""What llama.cpp's converter does to models whose layers are of two kinds, and back: names, and rows of heads.
 
 LFM2                            other names alone
+Gemma 4                         other names, and a tensor that says which part of a head full layers rotate
 Qwen 3.5                        value heads in turns: the first one of each key head, then the second one, ...
 Qwen3-Next                      `in_proj_qkvz` as `attn_qkv`, head by head of each, and `attn_gate`
 """
@@ -16,6 +17,7 @@ HYBRIDS: Mapping[str, str] = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "gemma4_text": "gemma4",
 }
 """The architecture of each family."""
 _NAMES: Mapping[str, str] = {
@@ -43,6 +45,21 @@ _NAMES: Mapping[str, str] = {
     "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
     "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
     "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
 }
 _QKVZ = "linear_attn.in_proj_qkvz.weight"
 
@@ -50,6 +67,10 @@ _QKVZ = "linear_attn.in_proj_qkvz.weight"
 def split_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint with the file's names within layers, and its order of rows and columns."""
     found: dict[str, Tensor] = {}
+    if config["model_type"] == "gemma4_text":
+        pairs = _full_head_dim(config) // 2
+        rotated = int(pairs * config["rope_parameters"]["full_attention"]["partial_rotary_factor"])
+        found["rope_freqs.weight"] = torch.tensor([1.0] * rotated + [1e30] * (pairs - rotated))
     for name, whole in tensors.items():
         place, within = _place_of(name)
         if name == "model.embedding_norm.weight":
@@ -108,6 +129,8 @@ def hybrid_values(config: Mapping[str, Any], architecture: str) -> dict[str, Any
             "feed_forward_length": -(-inner // multiple) * multiple,
             "rope.dimension_count": None,
         }
+    if architecture == "gemma4":
+        return _gemma4_values(config)
     value_heads, head_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
     values: dict[str, Any] = {
         "ssm.conv_kernel": config["linear_conv_kernel_dim"],
@@ -127,6 +150,42 @@ def hybrid_values(config: Mapping[str, Any], architecture: str) -> dict[str, Any
             "expert_used_count": config["num_experts_per_tok"],
             "expert_feed_forward_length": config["moe_intermediate_size"],
             "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        }
+    return values
+
+
+def _full_head_dim(config: Mapping[str, Any]) -> int:
+    layer = str(config["layer_types"].index("full_attention"))
+    return int(config["per_layer_config"][layer]["head_dim"])
+
+
+def _gemma4_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    kinds, heads, width = config["layer_types"], config["num_key_value_heads"], config["intermediate_size"]
+    num_own, own = len(kinds) - config["num_kv_shared_layers"], config["per_layer_config"]
+    values = {
+        "attention.head_count_kv": [
+            own.get(str(layer), {}).get("num_key_value_heads", heads) for layer in range(len(kinds))
+        ],
+        "attention.key_length": _full_head_dim(config),
+        "attention.value_length": _full_head_dim(config),
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.dimension_count": _full_head_dim(config),
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+    if config["use_double_wide_mlp"] and num_own < len(kinds):
+        values["feed_forward_length"] = [width if layer < num_own else 2 * width for layer in range(len(kinds))]
+    if config["enable_moe_block"]:
+        values |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["top_k_experts"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
         }
     return values
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from infer_models.checkpoint.files.tensor_file import StoredTensor, TensorFile
 from infer_models.errors import CheckpointError
 from infer_models.gguf.architecture import Architecture
-from infer_models.gguf.architectures import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, architecture_of
+from infer_models.gguf.architectures import architecture_of
 from infer_models.gguf.block_types import QUANTIZED
 from infer_models.gguf.delta_heads import DeltaHeads
 from infer_models.gguf.header import GgufHeader, read_header
-from infer_models.gguf.metadata import Metadata
+from infer_models.gguf.metadata import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata
 from infer_models.gguf.tensor_names import expert_names, model_name, name_within, part_name
 from infer_models.weights import WeightSlice
 
@@ -137,26 +137,41 @@ class GgufFile(TensorFile):
             tensor = StoredTensor(
                 name=name, dtype=place.kind, shape=place.shape, start=place.start, num_bytes=place.num_bytes
             )
-            experts = expert_names(name, place.shape[0] if len(place.shape) == 3 else 0, architecture.names)
-            self._check_count(name, len(experts), metadata)
-            for index, each in enumerate(experts):
-                found[each] = tensor.item(index)
+            num_experts = place.shape[0] if len(place.shape) == 3 else 0
+            experts = expert_names(name, num_experts, architecture.names)
             if not experts:
                 found |= _as_models(tensor, architecture, metadata)
+                continue
+            self._check_count(name, num_experts, metadata)
+            parts = _halves_of_items(tensor) if len(experts) == 2 * num_experts else tensor
+            for index, each in enumerate(experts):
+                found[each] = parts.item(index)
         return found
 
     def _check_count(self, name: str, experts: int, metadata: Metadata) -> None:
-        """Raise unless a stack of experts, or none, has as many as the metadata says.
+        """Raise unless a stack of experts has as many as the metadata says.
 
         Raises:
             CheckpointError: it has another number.
         """
         count = metadata.count(".expert_count", 0)
-        if experts and experts != count:
+        if experts != count:
             raise CheckpointError(
                 f"{self.path}: tensor `{name}` holds {experts} experts, but `{metadata.architecture}.expert_count` is "
                 f"{count}."
             )
+
+
+def _halves_of_items(tensor: StoredTensor) -> StoredTensor:
+    """Return the place of a stack of twice as many items, which are the halves of its items' rows.
+
+    Raises:
+        CheckpointError: the items have no halves.
+    """
+    items, rows, columns = tensor.shape
+    if rows % 2:
+        raise CheckpointError(f"tensor `{tensor.name}` holds gates and ups in {rows} rows, which is no even number.")
+    return replace(tensor, shape=(2 * items, rows // 2, columns))
 
 
 def _as_models(tensor: StoredTensor, architecture: Architecture, metadata: Metadata) -> dict[str, StoredTensor]:

@@ -51,11 +51,11 @@ def read_gguf_tokenizer(path: Path) -> TokenizerFiles:
             way = _pre_tokenization(metadata)
             tokenizer = _byte_level(metadata, texts, kinds, way)
             adds_bos = way.adds_bos
-        case "llama" | "t5":
+        case "llama" | "gemma4" | "t5":
             tokenizer = _of_pieces(metadata, texts, kinds, kind)
-            adds_bos = kind == "llama"
+            adds_bos = kind != "t5"
         case _:
-            raise metadata.invalid("tokenizer.ggml.model", "`gpt2`, `llama` or `t5`")
+            raise metadata.invalid("tokenizer.ggml.model", "`gpt2`, `llama`, `gemma4` or `t5`")
     fields = {
         "add_bos_token": metadata.flag("tokenizer.ggml.add_bos_token", default=adds_bos),
         "add_eos_token": metadata.flag("tokenizer.ggml.add_eos_token", default=kind == "t5"),
@@ -104,7 +104,7 @@ def _byte_level(
     metadata: Metadata, texts: Sequence[str], kinds: Sequence[int], way: PreTokenization
 ) -> tokenizers.Tokenizer:
     """Return a tokenizer that merges bytes."""
-    merges = [_pair(metadata, line) for line in metadata.texts("tokenizer.ggml.merges")]
+    merges = _merges(metadata)
     vocab = {text: index for index, text in reversed(list(enumerate(texts)))}
     try:
         tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=way.ignores_merges))
@@ -125,6 +125,10 @@ def _byte_level(
     return tokenizer
 
 
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    return [_pair(metadata, line) for line in metadata.texts("tokenizer.ggml.merges")]
+
+
 def _pair(metadata: Metadata, line: str) -> tuple[str, str]:
     """Return the two tokens of a merge; a space may be the first character of the first one."""
     match = re.fullmatch(r"(?s)(.[^ ]*) (.+)", line)
@@ -134,7 +138,7 @@ def _pair(metadata: Metadata, line: str) -> tuple[str, str]:
 
 
 def _of_pieces(metadata: Metadata, texts: Sequence[str], kinds: Sequence[int], kind: str) -> tokenizers.Tokenizer:
-    """Return a tokenizer of SentencePiece's."""
+    """Return a tokenizer of SentencePiece's; Gemma 4's has merges beside the pieces, whose scores mean nothing."""
     key = "tokenizer.ggml.scores"
     scores = [float(each) for each in metadata.numbers(key)] if key in metadata else []
     if len(scores) not in (0, len(texts)):
@@ -148,7 +152,8 @@ def _of_pieces(metadata: Metadata, texts: Sequence[str], kinds: Sequence[int], k
         pieces=tuple(
             Piece(text=text, score=score, kind=each) for text, score, each in zip(texts, scores, kinds, strict=False)
         ),
-        kind=BPE if kind == "llama" else UNIGRAM,
+        kind=UNIGRAM if kind == "t5" else BPE,
+        merges=_merges(metadata) if kind == "gemma4" else None,
         unknown_id=unknown,
         has_byte_fallback=int(PieceKind.BYTE) in kinds,
         normalization=metadata.data(charsmap) if charsmap in metadata else b"",

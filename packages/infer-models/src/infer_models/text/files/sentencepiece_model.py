@@ -7,7 +7,7 @@ model = 1: piece {1: text, 2: score, 3: kind}...   2: trainer {3, 35, 40, 45}   
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -50,6 +50,7 @@ class SentencePieceModel:
         has_byte_fallback: characters that are not in the vocabulary become bytes.
         normalization: the compiled table of how texts are normalized; empty where they are not.
         adds_first_space: a space is put before a text.
+        merges: pairs of pieces that become one, in order, of `BPE`; None: those of which pieces consist.
     """
 
     pieces: tuple[Piece, ...]
@@ -58,6 +59,7 @@ class SentencePieceModel:
     has_byte_fallback: bool
     normalization: bytes
     adds_first_space: bool
+    merges: Sequence[tuple[str, str]] | None = None
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:

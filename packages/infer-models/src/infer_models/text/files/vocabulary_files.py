@@ -197,7 +197,7 @@ def _sentencepiece_core(model: SentencePieceModel, name: str | None) -> models.B
     vocab = {piece.text: index for index, piece in enumerate(model.pieces)}
     return models.BPE(
         vocab,
-        _merges_of(vocab),
+        _merges_of(vocab) if model.merges is None else model.merges,
         unk_token=None if name == "LlamaTokenizer" else model.pieces[model.unknown_id].text,
         fuse_unk=True,
         byte_fallback=is_of_a_class or model.has_byte_fallback,
