@@ -202,6 +202,19 @@ def test_ids_are_those_of_the_tokenizer_that_the_file_was_made_of(tmp_path: Path
         assert own.decode(ids[1:], skip_special_tokens=False) == text
 
 
+def test_a_file_that_wants_no_beginning_gets_one(tmp_path: Path) -> None:
+    # llama.cpp#21500: so said the files of the first days, and answers were bad
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            gguf.GGUFWriter,
+            "add_add_space_prefix",
+            lambda self, _: self.add_add_bos_token(False),  # noqa: FBT003 - as above
+        )
+        save_tokenizer(tmp_path / "model.gguf", published_tokenizer())
+    own = read_gguf_tokenizer(tmp_path / "model.gguf").tokenizer
+    assert own.encode("the fox").ids[0] == own.token_to_id("<bos>")
+
+
 def test_answers_end_with_a_turn_and_with_a_call(tmp_path: Path) -> None:
     published = published_tokenizer()
     save_tokenizer(tmp_path / "model.gguf", published)

@@ -56,8 +56,9 @@ def read_gguf_tokenizer(path: Path) -> TokenizerFiles:
             adds_bos = kind != "t5"
         case _:
             raise metadata.invalid("tokenizer.ggml.model", "`gpt2`, `llama`, `gemma4` or `t5`")
+    says_bos = metadata.flag("tokenizer.ggml.add_bos_token", default=adds_bos)
     fields = {
-        "add_bos_token": metadata.flag("tokenizer.ggml.add_bos_token", default=adds_bos),
+        "add_bos_token": says_bos or kind == "gemma4",  # the first files of it say that they need none
         "add_eos_token": metadata.flag("tokenizer.ggml.add_eos_token", default=kind == "t5"),
     }
     tokenizer.add_special_tokens([text for text in named.values() if tokenizer.token_to_id(text) is not None])
