@@ -23,7 +23,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     type: Annotated[
         str,
         described(
-            "`text`, `document`, `search_result`, `thinking`, `tool_use`, `tool_result`, `tool_reference` or `compaction`."
+            "`text`, `document`, `search_result`, `thinking`, `tool_use`, `tool_result`, `tool_reference` or "
+            "`compaction`."
         ),
     ]
     text: Annotated[str | None, described("Of a text.")] = None
@@ -35,9 +36,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     content: Annotated[Any, described("The result, or what was found or compacted: text, or blocks of text.")] = None
     tool_name: Annotated[str | None, described("The tool that a search for tools found.")] = None
     is_error: Annotated[bool | None, described("The call failed; the model is told.")] = None
-    source: Annotated[Any, described("A document: of the type `text` or `content`; or where a result was found.")] = (
-        None
-    )
+    source: Annotated[Any, described("Of a document: `text` or `content`. Of a result: its place.")] = None
     title: Annotated[str | None, described("Of a document or a result of a search; the model reads it.")] = None
     context: Annotated[str | None, described("What else the model reads of a document.")] = None
 
