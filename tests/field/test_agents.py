@@ -253,14 +253,16 @@ async def test_messages_of_clients_are_taken(client: str) -> None:
     assert len(prompt.messages) == len(CHATS[client])
 
 
-# From mozilla-ai/any-llm#1310, BerriAI/litellm#34029 and lbjlaq/Antigravity-Manager#506: agents send the tools of one
-# API to another.
+# From mozilla-ai/any-llm#1310, BerriAI/litellm#34029, lbjlaq/Antigravity-Manager#506 and mudler/LocalAI#9722: agents
+# send the tools of one API to another, or in two shapes at once.
 async def test_tools_in_the_shape_of_another_api_are_functions() -> None:
     function = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
     nested, flat = {"type": "function", "function": function}, {"type": "function", **function}
     of_messages = {"name": "f", "description": "d", "input_schema": SCHEMA, "strict": True, **MARK}
     [expected] = (await prompt_of("/v1/chat/completions", messages=[USER], tools=[nested])).tools
-    for tool in (flat, of_messages):
+    unnamed = {name: value for name, value in function.items() if name != "name"}
+    mixed = {"type": "function", "name": "f", "function": unnamed}
+    for tool in (flat, of_messages, mixed):
         assert (await prompt_of("/v1/chat/completions", messages=[USER], tools=[tool])).tools == (expected,)
     [expected] = (await prompt_of("/v1/responses", input="x", tools=[flat])).tools
     assert (await prompt_of("/v1/responses", input="x", tools=[nested])).tools == (expected,)

@@ -104,11 +104,12 @@ def _tool(given: dict[str, Any], at: str) -> Tool:
 
 def _nested(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool in the shape of chats."""
-    if "function" in tool or not isinstance(tool.get("name"), str):
+    function = tool.get("function", {})
+    if not isinstance(tool.get("name"), str) or not isinstance(function, dict) or "name" in function:
         return tool
-    function = {"parameters" if name == "input_schema" else name: tool[name] for name in _INSIDE if name in tool}
+    beside = {"parameters" if name == "input_schema" else name: tool[name] for name in _INSIDE if name in tool}
     named = {"type": "function"} if "input_schema" in tool else {}  # Messages name no type
-    return named | _without(_INSIDE, tool) | {"function": function}
+    return named | _without(_INSIDE, tool) | {"function": beside | function}
 
 
 def _without(names: Collection[str], fields: dict[str, Any]) -> dict[str, Any]:
