@@ -189,6 +189,26 @@ async def test_what_a_search_for_tools_found_is_seen() -> None:
     assert [tool.name for tool in prompt.tools] == ["mcp__a", "mcp__b"]
 
 
+# From sgl-project/sglang#31179 and tashfeenahmed/freellmapi#793: a text that is attached was refused, or left out.
+async def test_documents_of_text_and_what_a_search_found_are_seen() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "All rain."}
+    document = {"type": "document", "source": source, "title": "Weather", "context": "of today", **MARK}
+    parts = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "No wind."}]}}
+    found = {
+        "type": "search_result",
+        "source": "http://x",
+        "title": "Sea",
+        "content": [{"type": "text", "text": "Low."}],
+    }
+    used = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [found, parts]}
+    asked = {"role": "user", "content": [document, {"type": "text", "text": "Cold?"}]}
+    messages = [asked, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    prompt = await prompt_of("/v1/messages", max_tokens=4, messages=messages)
+    assert prompt.messages[0].content == "Weather\n\nof today\n\nAll rain.\n\nCold?"
+    assert prompt.messages[2].content == "Sea\n\nhttp://x\n\nLow.\n\nNo wind.\n\n"
+
+
 async def test_what_was_compacted_is_seen() -> None:
     answer = {
         "role": "assistant",
@@ -231,3 +251,18 @@ async def test_messages_of_clients_are_taken(client: str) -> None:
     prompt = await prompt_of("/v1/chat/completions", messages=CHATS[client], tools=[
         {"type": "function", "function": {"name": "f", "parameters": SCHEMA, **MARK}, **MARK}])  # fmt: skip
     assert len(prompt.messages) == len(CHATS[client])
+
+
+# From mozilla-ai/any-llm#1310, BerriAI/litellm#34029, lbjlaq/Antigravity-Manager#506 and mudler/LocalAI#9722: agents
+# send the tools of one API to another, or in two shapes at once.
+async def test_tools_in_the_shape_of_another_api_are_functions() -> None:
+    function = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
+    nested, flat = {"type": "function", "function": function}, {"type": "function", **function}
+    of_messages = {"name": "f", "description": "d", "input_schema": SCHEMA, "strict": True, **MARK}
+    [expected] = (await prompt_of("/v1/chat/completions", messages=[USER], tools=[nested])).tools
+    unnamed = {name: value for name, value in function.items() if name != "name"}
+    mixed = {"type": "function", "name": "f", "function": unnamed}
+    for tool in (flat, of_messages, mixed):
+        assert (await prompt_of("/v1/chat/completions", messages=[USER], tools=[tool])).tools == (expected,)
+    [expected] = (await prompt_of("/v1/responses", input="x", tools=[flat])).tools
+    assert (await prompt_of("/v1/responses", input="x", tools=[nested])).tools == (expected,)

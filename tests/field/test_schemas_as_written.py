@@ -26,7 +26,8 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from infer_engine import StructuredOutputs
+from infer_engine import StructuredOutputs, Tool
+from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.constraint import TokenConstraint
 from infer_engine.structured.grammar_text import to_grammar_text
@@ -289,6 +290,16 @@ def test_what_is_no_schema_is_refused_by_its_place(demo: httpx.Client, form: dic
     reply = ask(demo, form)
     assert reply.status_code == 400, reply.text
     assert says in reply.json()["error"]["message"]
+
+
+# YousefED/typescript-json-schema#617, mbknor/mbknor-jackson-jsonSchema#94, victools/jsonschema-generator#19
+@pytest.mark.parametrize("name", ["Page<Item>", "Page[Item]", "Map<String, Set<String>>", "A|B"])
+def test_names_of_generic_types_are_referred_to_as_they_are(name: str) -> None:
+    schema = {"definitions": {name: {"type": "integer"}}, "type": "array", "items": {"$ref": f"#/definitions/{name}"}}
+    assert accepts(begin(schema, strict=True), [1])
+    assert not accepts(begin(schema), ["x"])
+    tool = Tool(name="f", parameters={**schema, "type": "object", "properties": {"page": schema["items"]}})
+    assert ParameterTypes([tool]).of("f", "page") == {"number"}
 
 
 def test_names_that_two_keywords_give_do_not_end_in_blanks(demo: httpx.Client) -> None:

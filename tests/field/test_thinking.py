@@ -143,11 +143,12 @@ def test_a_stream_has_sent_thinking_that_only_ends_but_not_its_mark(
     assert blocks[1]["text"] == "It is blue."
 
 
+ENGINE_FIELDS = ("reasoning_budget", "reasoning_budget_message", "tool_call_format")
 THOUGHT = ["<think>", "one ", "two ", "three ", "four", "</think>", "\n\nYes", "."]
 
 
 def load(folder: Path, script: list[str], chat_template: str = "", **how: Any) -> LLM:
-    engine = {name: how.pop(name) for name in ("reasoning_budget", "reasoning_budget_message") if name in how}
+    engine = {name: how.pop(name) for name in ENGINE_FIELDS if name in how}
     save_scripted(folder, script, chat_template=chat_template or template(names=THINK), **how)
     return LLM(str(folder), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False, **engine)
 
@@ -210,6 +211,26 @@ def test_a_call_in_thinking_is_a_call_of_kimis(budget: int | None, tmp_path: Pat
     found = answer(llm, tools=[LOOK], thinking_token_budget=budget)
     assert (found.reasoning, found.text) == ("I look.", "")
     assert [(each.name, json.loads(each.arguments)) for each in found.tool_calls] == [("look", {"at": "sky"})]
+
+
+# vllm-project/vllm#35687, langgenius/dify#41764, ggml-org/llama.cpp#29248, #23678: models forget the end of thinking
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "minimax_m2", "mistral_args", "gemma4"])
+@pytest.mark.parametrize("behind", ["", "</think>"])
+def test_a_call_in_thinking_behind_which_nothing_comes_is_a_call(name: str, behind: str, tmp_path: Path) -> None:
+    calls = TOOL_CALL_FORMATS[name]
+    written = "".join(calls.write(("look", f'{{"at": "{at}"}}')) for at in ("sky", "sea"))
+    offered = template(names=f"{THINK} {calls.example()}")
+    how: dict[str, Any] = {"special_tokens": ["<think>", "</think>"], "tool_call_format": name}
+    asked = load(tmp_path / "call", ["<think>", "I look. ", written, *filter(None, [behind])], offered, **how)
+    found = answer(asked, tools=[LOOK])
+    assert [json.loads(each.arguments) for each in found.tool_calls] == [{"at": "sky"}, {"at": "sea"}]
+    assert (found.reasoning, found.text) == (f"I look. {written}".strip(), "")
+    assert answer(asked).tool_calls == []  # none is offered
+    for number, more in enumerate(([" No, I wait."], ["</think>", "Yes."])):
+        drafted = load(tmp_path / f"{number}", ["<think>", "I look. ", written, *more], offered, **how)
+        assert answer(drafted, tools=[LOOK]).tool_calls == []
+    strict = Tool(name="look", parameters=LOOK.parameters, strict=True)
+    assert answer(asked, tools=[strict]).tool_calls == []
 
 
 def test_usage_counts_what_was_forced_as_thinking(serve_script: ServeScript, body: dict[str, Any]) -> None:

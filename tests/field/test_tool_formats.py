@@ -135,6 +135,29 @@ def test_kimis_calls_of_one_section_are_told_apart(tmp_path: Path) -> None:
     assert completion.text == "Both."
 
 
+# Blaizzy/mlx-vlm#2207: a name on a line of its own; vllm-project/vllm#46610, thinking-machines-lab/tinker-cookbook#248:
+# Kimi's names without `functions.`
+@pytest.mark.parametrize(
+    ("name", "head", "written"),
+    [
+        ("glm45", "<tool_call>count\n", "<tool_call>\ncount\n"),
+        ("qwen3_coder", "=count>", "= count>"),
+        ("mistral_args", "]count[", "] count["),
+        ("kimi_k2", "functions.count:0<", "count:0<"),
+        ("kimi_k2", "functions.count:0<", " functions.count:0 <"),
+    ],
+)
+def test_a_name_may_stand_alone_or_without_what_comes_before_it(
+    name: str, head: str, written: str, tmp_path: Path
+) -> None:
+    text = TOOL_CALL_FORMATS[name].write(("count", '{"must": 1}'))
+    assert head in text
+    save_scripted(tmp_path, ["I count. ", text.replace(head, written)], chat_template=CHATML)
+    llm = LLM(str(tmp_path), max_seq_len=2048, kv_cache_memory=2**24, use_cpu_graphs=False, tool_call_format=name)
+    completion = answer(llm, tools=TOOLS)
+    assert (calls_of(completion), completion.text) == ([("count", {"must": 1})], "I count.")
+
+
 # deepseek-ai/DeepSeek-V3#944: `tool_calls` as the reason, and no calls
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "kimi_k2"])
 @pytest.mark.parametrize("length", [1, 2])

@@ -13,6 +13,7 @@ import pytest
 
 from infer_engine import LLM, SamplingParams, StructuredOutputs, Tool
 from infer_engine.frontend.completion import Completion
+from infer_engine.protocol.chat import ToolChoice
 from infer_models.testing import save_scripted
 
 CHATML = (
@@ -128,6 +129,21 @@ def test_arguments_follow_their_schema_and_text_behind_them_is_free(tmp_path: Pa
     free = answer(llm, tools=right)
     assert free.token_ids == answer(llm).token_ids
     assert (calls_of(free), free.text) == ([("look", {"of": 3})], "So.I look <now>.")
+
+
+# NousResearch/hermes-agent#14104, farion1231/cc-switch#5490, XiaomiMiMo/MiMo-Code#1733: one odd schema among many
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_an_odd_schema_does_not_refuse_the_other_tools(choice: ToolChoice, tmp_path: Path) -> None:
+    odd = {"type": "object", "properties": {
+        "texts": {"type": "integer", "enum": ["60", "1440"]}, "range": {"type": "integer", "minimum": 5, "maximum": 3},
+        "pattern": {"type": "string", "pattern": "("}, "kind": {"type": "any"}, "lost": {"$ref": "#/$defs/Lost"},
+    }}  # fmt: skip
+    tools = [Tool(name="odd", parameters=odd), Tool(name="none", parameters={"type": None}), *TOOLS]
+    script = ["<tool_call>", '\n{"name": "count", "arguments": ', '{"must": 1}', "}\n", "</tool_call>"]
+    llm = load(tmp_path, script, TEMPLATES["hermes"])
+    [found] = llm.chat([{"role": "user", "content": "x"}], SamplingParams(temperature=0, max_tokens=60), tools=tools,
+                       tool_choice=choice, use_tqdm=False)  # fmt: skip
+    assert [call.name for call in found.tool_calls] == ["count"]
 
 
 @pytest.mark.parametrize("choices", [1, 3])

@@ -28,6 +28,7 @@ def test_a_schema_without_a_type_is_that_of_an_object() -> None:
     assert schema_of({}) == {"type": "object"}
     assert schema_of({"properties": {"a": {"type": "null"}}})["type"] == "object"
     assert schema_of({"type": ["object", "null"]})["type"] == "object"
+    assert schema_of({"type": None}) == {"type": "object"}
 
 
 @pytest.mark.parametrize("required", [[], ["a"]])
@@ -96,6 +97,23 @@ def test_only_what_cannot_be_kept_becomes_wider() -> None:
         "inner": {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {}}, "required": ["a"]},
     }
     assert (found["required"], found["additionalProperties"]) == (["city", "odd"], False)
+
+
+def test_what_contradicts_itself_is_left_out() -> None:
+    properties = {
+        "texts": {"type": "integer", "enum": ["60", "1440"]},
+        "number": {"type": "string", "const": 1},
+        "some": {"type": "string", "enum": ["a", 1]},
+        "range": {"type": "integer", "minimum": 5, "maximum": 3},
+        "pattern": {"type": "string", "pattern": "^(a|b$", "maxLength": 9},
+    }
+    assert schema_of({"type": "object", "properties": properties})["properties"] == {
+        "texts": {"type": "integer"},
+        "number": {"type": "string"},
+        "some": {"type": "string", "enum": ["a", 1]},
+        "range": {"type": "integer"},
+        "pattern": {"type": "string", "maxLength": 9},
+    }
 
 
 @pytest.mark.parametrize("keyword", SUITE)

@@ -148,11 +148,39 @@ def numbers_in(path: Path) -> dict[str, Any]:
         ({"attention.recurrent_layers": None, "full_attention_interval": 2}, [1, 3]),
         ({"attention.recurrent_layers": None, "full_attention_interval": None}, [3]),
         ({"attention.recurrent_layers": [True, False, True, False]}, [1, 3]),
+        ({"attention.recurrent_layers": None, "attention.head_count_kv": [0, 2, 0, 2]}, [1, 3]),
     ],
 )
 def test_layers_attend_as_the_metadata_says(metadata: dict[str, Any], attending: list[int], tmp_path: Path) -> None:
     config = read_checkpoint_config(save("qwen3_5", tmp_path, metadata=metadata))
     assert [layer for layer in range(4) if config.attends(layer)] == attending
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_files_that_ollama_wrote_are_read(family: str, tmp_path: Path) -> None:
+    # ollama/ollama#17903, ggml-org/llama.cpp#25334, #22954: heads of each layer, three sections, a name without `.bias`
+    made = save(family, tmp_path)
+    heads = [2 if read_checkpoint_config(made).attends(layer) else 0 for layer in range(4)]
+    sections = {
+        "attention.head_count_kv": heads,
+        "attention.recurrent_layers": None,
+        "rope.dimension_sections": [1, 1, 0],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        add, write = gguf.GGUFWriter.add_tensor, gguf.GGUFWriter.write_header_to_file
+
+        def with_more(writer: Any) -> None:
+            for name in ("v.blk.0.attn_q.weight", "mtp.layers.0.input_layernorm.weight"):
+                add(writer, name, torch.ones(4).numpy())
+            write(writer)
+
+        def renamed(writer: Any, name: str, data: Any, **how: Any) -> None:
+            add(writer, name.replace("ssm_dt.bias", "ssm_dt"), data, **how)
+
+        patch.setattr(gguf.GGUFWriter, "add_tensor", renamed)
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_more)
+        save_gguf(tmp_path, tmp_path / "ollama.gguf", metadata=sections)
+    assert_same_models(loaded(tmp_path / "ollama.gguf"), loaded(made))
 
 
 def test_layers_that_predict_several_tokens_are_left_unread(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
 ASKED = [*HI, {"role": "assistant", "content": [USE]}]
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}, "title": "y"}
+DOCUMENT = {"type": "document", "source": {"type": "url", "url": "http://169.254.169.254/x.pdf"}, "title": "y"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
@@ -144,7 +144,7 @@ async def test_message_of_nothing_is_an_empty_text() -> None:
 
 UNSUPPORTED: list[tuple[list[Any], str, str]] = [
     ([{"role": "user", "content": [text("a"), IMAGE]}], "messages[0].content[1]", "image"),
-    ([{"role": "user", "content": [DOCUMENT]}], "messages[0].content[0]", "document"),
+    ([{"role": "user", "content": [DOCUMENT]}], "messages[0].content[0].source", "url"),
     ([*ASKED, {"role": "user", "content": [result([text("a"), IMAGE])]}], "messages[2].content[0].content[1]", "image"),
     ([*HI, {"role": "assistant", "content": [IMAGE]}, *HI], "messages[1].content[0]", "image"),
     ([{"role": "system", "content": [DOCUMENT]}, *HI], "messages[0].content[0]", "document"),
@@ -167,6 +167,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*HI, {"role": "assistant", "content": [USE | {"name": None}]}, *HI]}, "messages[1].content[0].name"),
     ({"messages": [*ASKED, {"role": "user", "content": [result(5)]}]}, "content[0].content` is not valid"),
     ({"messages": [*ASKED, {"role": "user", "content": [result([{"text": "x"}])]}]}, "content[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+        "`messages[0].content[0].type` is `document`",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text"}}]}]}, "source.data"),
     ({"messages": ASKED}, "`messages[1].content[0]` is a call in the last message"),
     ({"mcp_servers": [{"type": "url", "url": "http://169.254.169.254/", "name": "x"}]}, "`mcp_servers`"),
 ]

@@ -1,16 +1,18 @@
 """`AnswerParts`: the parts of an answer as they become known, without the white space between them."""
 
-from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta
+from infer_engine.chat.drafted_calls import DraftedCalls
+from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, ToolCallDelta
 
 
 class AnswerParts:
     """Collects deltas. White space at the end of a part waits until more of its text follows."""
 
-    __slots__ = ("_blanks", "_deltas", "_drops_blanks", "_drops_content")
+    __slots__ = ("_blanks", "_deltas", "_drafts", "_drops_blanks", "_drops_content")
 
-    def __init__(self, *, drops_content: bool = False) -> None:
+    def __init__(self, *, drops_content: bool = False, drafts: DraftedCalls | None = None) -> None:
         """Begin with no part; `drops_content`: what looks like content is a call that was cut off."""
         self._drops_content = drops_content
+        self._drafts = drafts
         self._deltas: list[AnswerDelta] = []
         self._blanks: list[str] = []
         self._drops_blanks = False  # at the beginning of a part
@@ -22,12 +24,18 @@ class AnswerParts:
 
     def append(self, delta: AnswerDelta) -> None:
         """Add a delta that is no text of a part."""
+        if isinstance(delta, ToolCallDelta):
+            self._drafts = None
         self._deltas.append(delta)
 
     def put(self, kind: type[ReasoningDelta | ContentDelta], text: str) -> None:
         """Add text to the current part."""
         if kind is ContentDelta and self._drops_content:
             return
+        if self._drafts is not None and kind is ReasoningDelta:
+            self._drafts.add(text)
+        elif text.strip():
+            self._drafts = None
         if text and not self._blanks and not self._drops_blanks and not text[-1].isspace():  # as most is
             self._deltas.append(kind(text))
             return
@@ -48,6 +56,10 @@ class AnswerParts:
         """Drop the white space at the end of a part and at the beginning of the next one."""
         self._blanks = []
         self._drops_blanks = True
+
+    def add_drafts(self) -> None:
+        """Add the calls with which the reasoning ended, if the answer has nothing else."""
+        self._deltas += [] if self._drafts is None else self._drafts.finish()
 
     def end_content(self) -> None:
         """Add the white space with which the answer ends."""

@@ -1,7 +1,7 @@
 """`CallMarks`: finds the head of a tool call, up to its arguments, in text that may go on.
 
 In formats whose calls are JSON, models write what means the same: other white space, `parameters` for `arguments` or
-the other way round, and a first member `"type": "function"`.
+the other way round, and a first member `"type": "function"`. A name without quotes may be on a line of its own.
 """
 
 import re
@@ -89,7 +89,7 @@ class CallMarks:
     def __init__(self, call_format: ToolCallFormat, names: Collection[str] | None) -> None:
         """Find calls of `names`; None: of any name."""
         self.format = call_format
-        begin = _pieces(call_format.call_begin)
+        begin = _pieces(call_format.call_begin.removesuffix(call_format.name_prefix))
         bare = [begin[1:]] if call_format.wrapper else []
         self.begin: _Marks = [begin, *bare, *_with_type(begin)]
         self.first_begin: _Marks = [[*call_format.begin.split(), *each] for each in self.begin]
@@ -116,14 +116,18 @@ class CallMarks:
         start = match_one_of(text, position, begin)
         if start < 0:
             return Head(start)
-        if not self.format.call_begin:
+        if not self.format.call_begin.endswith('"'):
             start = skip_blanks(text, start)
+        after_prefix = match(text, start, [self.format.name_prefix])
+        if after_prefix == MORE:
+            return _MORE_HEAD
+        start = max(start, after_prefix)
         found = self._name_end.search(text, start, start + MAX_NAME_CHARACTERS + 1)
         name_end = -1 if found is None else found.start()
         written = text[start : name_end if name_end >= 0 else start + MAX_NAME_CHARACTERS + 1]
-        name = _NUMBER.sub("", written) if self.format.is_numbered else written
-        if self.format.before_arguments[0].isspace():
-            name = name.rstrip()
+        may_end_in_blanks = self.format.is_numbered or self.format.before_arguments[0].isspace()
+        name = written.rstrip() if may_end_in_blanks else written
+        name = _NUMBER.sub("", name) if self.format.is_numbered else name
         if name_end < 0:
             return _MORE_HEAD if len(written) <= MAX_NAME_CHARACTERS and self._may_become(name) else _NO_HEAD
         if not name or (self._names is not None and name not in self._names):

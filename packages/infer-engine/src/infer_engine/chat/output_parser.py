@@ -13,16 +13,8 @@ from infer_engine.chat.answer_parts import AnswerParts
 from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.arguments.readers import ArgumentReader, argument_reader
-from infer_engine.chat.call_marks import (
-    MORE,
-    NO,
-    CallMarks,
-    TextMarks,
-    match,
-    match_any_of,
-    match_one_of,
-    skip_blanks,
-)
+from infer_engine.chat.call_marks import MORE, NO, CallMarks, TextMarks, match, match_any_of, match_one_of, skip_blanks
+from infer_engine.chat.drafted_calls import DraftedCalls
 from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
@@ -76,6 +68,7 @@ class AnswerParser:
         must_call: bool = False,
         may_lack_begin: bool = True,
         parameter_types: ParameterTypes | None = None,
+        drafts: DraftedCalls | None = None,
     ) -> None:
         """Begin where the prompt leaves off, in `state`; look for calls only with a `tool_call_format`.
 
@@ -88,6 +81,7 @@ class AnswerParser:
             must_call: the answer is calls: it has no content, also where it is cut off.
             may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.
             parameter_types: what parameters are that are no JSON; None: whatever they look like.
+            drafts: finds the calls in reasoning behind which nothing comes; None: they are reasoning.
         """
         self._reasoning = reasoning_format
         self._calls = None if tool_call_format is None else CallMarks(tool_call_format, tool_names)
@@ -98,7 +92,7 @@ class AnswerParser:
             [tool_call_format.trigger] if tool_call_format is not None and tool_call_format.ends_reasoning else []
         )
         self._reasoning_ends = TextMarks([*([] if reasoning_format is None else [reasoning_format.end]), *ends_too])
-        self._parts = AnswerParts(drops_content=must_call)
+        self._parts = AnswerParts(drops_content=must_call, drafts=drafts)
         self._held = ""
         self._before_mark = ""  # the last character of content
         self._num_calls = 0
@@ -146,6 +140,7 @@ class AnswerParser:
         elif not is_in_mark and self._step != self._read_arguments:
             self._parts.put(ContentDelta, held)
             self._parts.end_content()
+        self._parts.add_drafts()
         return self._parts.take()
 
     def foresee(self, text: str) -> tuple[str, str] | None:

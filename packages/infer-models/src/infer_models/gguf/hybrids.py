@@ -76,6 +76,9 @@ def _layer_types(metadata: Metadata, layers: int) -> list[str]:
         if len(have_states) != metadata.count(".block_count"):
             raise metadata.invalid(_STATE_LAYERS, f"{metadata.count('.block_count')} flags, one for each layer")
         return [_LINEAR if each else _FULL for each in have_states[:layers]]
+    heads = metadata.numbers(_KV_HEADS) if metadata.is_array(_KV_HEADS) else []  # as Ollama writes it
+    if len(heads) == metadata.count(".block_count"):
+        return [_FULL if each else _LINEAR for each in heads[:layers]]
     every = metadata.count(_INTERVAL, 4)
     if not every:
         raise metadata.invalid(_INTERVAL, "a whole number above 0")
@@ -144,6 +147,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             unshifted=_SSM_NORM,
             rows=rows_in_turns,
             columns_in_turns="ssm_out",
+            has_states=True,
         ),
         "qwen35moe": Architecture(
             model_type="qwen3_5_moe_text",
@@ -153,6 +157,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             unshifted=_SSM_NORM,
             rows=rows_in_turns,
             columns_in_turns="ssm_out",
+            has_states=True,
         ),
         # The model is that of Qwen 3.5 with experts, and so are most tensors of such files.
         "qwen3next": Architecture(
@@ -162,6 +167,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             norm_shift=1.0,
             unshifted=_SSM_NORM,
             rows=rows_together,
+            has_states=True,
         ),
     }
 )

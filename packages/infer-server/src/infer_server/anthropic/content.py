@@ -20,16 +20,25 @@ _DROPPED_ENDINGS = ("_tool_use", "_tool_result")
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A block of a message; which fields it has depends on its type. Unknown ones are passed over."""
 
-    type: Annotated[str, described("`text`, `thinking`, `tool_use`, `tool_result`, `tool_reference` or `compaction`.")]
+    type: Annotated[
+        str,
+        described(
+            "`text`, `document`, `search_result`, `thinking`, `tool_use`, `tool_result`, `tool_reference` or "
+            "`compaction`."
+        ),
+    ]
     text: Annotated[str | None, described("Of a text.")] = None
     thinking: Annotated[str | None, described("Of a block of thinking.")] = None
     id: Annotated[str | None, described("Of a call, which its result names.")] = None
     name: Annotated[str | None, described("Of a called tool.")] = None
     input: Annotated[dict[str, Any] | str | None, described("The arguments of a call.")] = None
     tool_use_id: Annotated[str | None, described("The call of a result.")] = None
-    content: Annotated[Any, described("The result, or what was compacted: text, or blocks of text.")] = None
+    content: Annotated[Any, described("The result, or what was found or compacted: text, or blocks of text.")] = None
     tool_name: Annotated[str | None, described("The tool that a search for tools found.")] = None
     is_error: Annotated[bool | None, described("The call failed; the model is told.")] = None
+    source: Annotated[Any, described("Of a document: `text` or `content`. Of a result: its place.")] = None
+    title: Annotated[str | None, described("Of a document or a result of a search; the model reads it.")] = None
+    context: Annotated[str | None, described("What else the model reads of a document.")] = None
 
 
 SystemField = str | list[Block] | None
@@ -107,7 +116,7 @@ def _of_user(blocks: list[Block], at: str) -> Iterator[ChatMessage]:
             text = f"Error: {text}" if block.is_error else text
             yield ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id)
         elif not _is_dropped(block):
-            texts.append(_text_of(block, place))
+            texts.append(_words_of(block, place))
     if texts or not has_results:
         yield ChatMessage(role="user", content="".join(texts))
 
@@ -154,7 +163,31 @@ def _result_text(content: Any, at: str) -> str:
 
 def _result_block_text(block: Block, at: str) -> str:
     """Return the text of a block of a result; what a search for tools found are their names."""
-    return block.tool_name or "" if block.type == "tool_reference" else _text_of(block, at)
+    return block.tool_name or "" if block.type == "tool_reference" else _words_of(block, at)
+
+
+def _words_of(block: Block, at: str) -> str:
+    """Return the text of a block, or of a document or a found text, with what is said of it."""
+    source = block.source
+    match block.type:
+        case "document" if isinstance(source, dict):
+            field = {"text": "data", "content": "content"}.get(source.get("type", ""))
+            if field is None:
+                raise no_text(f"{at}.source", str(source.get("type")), send="text")
+            about, text = block.context, _plain_text(source.get(field), f"{at}.source.{field}")
+        case "search_result":
+            about = source if isinstance(source, str) else None
+            text = _plain_text(block.content, f"{at}.content")
+        case _:
+            return _text_of(block, at)
+    return "".join(f"{each}\n\n" for each in (block.title, about, text) if each)
+
+
+def _plain_text(content: Any, at: str) -> str:
+    try:
+        return _text(msgspec.convert(content, str | list[Block]), at)
+    except msgspec.ValidationError as error:
+        raise validation_error(error, at=at) from None
 
 
 def _system_text(content: SystemField, at: str) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -69,6 +70,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
         _, _, place = reference.partition("#/")
         kind, _, name = place.partition("/")
         named = root.get(kind) if kind in ("$defs", "definitions") else None
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
         schema = named.get(name, {}) if isinstance(named, dict) else {}
     return schema if isinstance(schema, dict) else {}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from infer_engine.chat.arguments.parameter_types import ALL_TYPES, type_of, types_of
 from infer_engine.protocol import Tool
 from infer_engine.structured.grammar_text import read_schema
 from infer_engine.structured.json_schema.checks import places_of
@@ -13,6 +14,8 @@ from infer_engine.structured.json_schema.ends import check_ends
 from infer_engine.structured.json_schema.widening import exactly, whatever_it_is
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+_COUNTED = ("Length", "Items", "Properties")
 
 _ABOUT_MORE_PROPERTIES = frozenset(
     (
@@ -46,7 +49,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     """
     if tool.parameters is None:
         return _NO_ARGUMENTS
-    given = tool.parameters.get("type", "object")
+    given = tool.parameters.get("type") or "object"  # clients write null where there are no parameters
     if given != "object" and not (isinstance(given, list) and "object" in given):
         raise ValueError(f"`tools`: the parameters of `{tool.name}` are not of the type `object`; tools take objects.")
     schema = _closed(tool.parameters | {"type": "object"})
@@ -72,13 +75,30 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _possible(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return `schema`, whose objects no longer require names that they forbid."""
+    """Return `schema` without what contradicts itself, such as names that an object requires and forbids."""
     for each, _ in places_of(schema):
+        if isinstance(each, dict):
+            _leave_out_constants_of_other_types(each)
+            _leave_out_empty_ranges(each)
         if isinstance(each, dict) and each.get("additionalProperties") is False and "patternProperties" not in each:
             listed = each.get("properties", {})
             if not set(each.get("required", [])) <= set(listed):
                 each["required"] = [name for name in each["required"] if name in listed]
     return schema
+
+
+def _leave_out_constants_of_other_types(schema: dict[str, Any]) -> None:
+    types = types_of({"type": schema["type"]}, schema) if "type" in schema else ALL_TYPES
+    if "enum" in schema and types.isdisjoint(type_of(value) for value in schema["enum"]):
+        del schema["enum"]
+    if "const" in schema and type_of(schema["const"]) not in types:
+        del schema["const"]
+
+
+def _leave_out_empty_ranges(schema: dict[str, Any]) -> None:
+    for least, most in (("minimum", "maximum"), *((f"min{word}", f"max{word}") for word in _COUNTED)):
+        if least in schema and most in schema and schema[least] > schema[most]:
+            del schema[least], schema[most]
 
 
 def _texts(value: Any) -> list[str]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from infer_engine.structured.errors import NotKeptError
 from infer_engine.structured.json_schema.patterns import UNPRINTABLE, check_pattern
@@ -32,6 +32,8 @@ MAX_PAIRS = 100_000
 MAX_HOPS = 8
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
+_IN_REFERENCES = "#/%~!$&'()*+,;=:@?"
+"""Characters that stay as they are; generators write `#/$defs/List<Item>` all the same."""
 _TYPES = frozenset({"string", "integer", "fraction", "boolean", "null", "array", "object"})
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -66,6 +68,8 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
                 "send `#/$defs/<name>`"
             )
             refuse(each, "$ref", each["$ref"], ValueError(problem))
+        if "$ref" in each:
+            each["$ref"] = quote(each["$ref"], safe=_IN_REFERENCES)
     _check_cycles(schema, schemas, places, anchors, refuse)
     _check_multiples(schemas, refuse)
     steps = 0
@@ -127,13 +131,13 @@ def _check_patterns(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
     if "pattern" in schema:
         try:
             check_pattern(schema["pattern"], f"`pattern` at {place}")
-        except NotKeptError as error:
+        except ValueError as error:
             refuse(schema, "pattern", schema["pattern"], error)
     patterns = schema.get("patternProperties", {})
     for pattern in list(patterns):
         try:
             check_pattern(pattern, f"`patternProperties` at {place}")
-        except NotKeptError as error:
+        except ValueError as error:
             others = {name: inner for name, inner in patterns.items() if name != pattern}
             refuse(schema, "patternProperties", patterns, error)
             if others:

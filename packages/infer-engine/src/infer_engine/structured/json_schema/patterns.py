@@ -29,10 +29,15 @@ _SETS = {
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise NotKeptError, whose message begins with `what`, if `pattern` cannot be kept."""
+    """Raise an error whose message begins with `what`, if `pattern` cannot be kept.
+
+    Raises:
+        NotKeptError: it has what is not supported.
+        ValueError: a group in it has no beginning or no end.
+    """
     _check_anchors(pattern, what)
     missing = {'"': 0, "\\": 0}
-    position = 0
+    position = depth = 0
     while position < len(pattern):
         token = _TOKEN.match(pattern, position)
         if token is None:
@@ -43,12 +48,17 @@ def check_pattern(pattern: str, what: str) -> None:
         if any(int(count) > MAX_REPEAT for count in token.group(2, 3) if count):
             raise NotKeptError(f"{what} repeats something more than {MAX_REPEAT} times; leave the limit out")
         atom = token["atom"]
+        depth += -1 if atom == ")" else atom is None and token[0][0] == "("
+        if depth < 0:
+            break
         if atom is not None and atom not in (")", "."):
             members = _members(atom, what)
             for character in missing:
                 if not members >> ord(character) & 1:
                     missing[character] |= members & _CONTROLS
         position = token.end()
+    if depth:
+        raise ValueError(f"{what} has a parenthesis without its other half; add that")
     for character, controls in missing.items():
         if (controls | 1 << 10) & _CONTROLS == _CONTROLS:
             raise NotKeptError(
@@ -107,7 +117,7 @@ def repaired_pattern(pattern: object) -> str | None:
     for each in (pattern, closed):
         try:
             check_pattern(each, "")
-        except NotKeptError:
+        except ValueError:
             continue
         return each
     return None

@@ -140,6 +140,7 @@ class ToolCallFormat:
             `markers`.
         is_numbered: a colon and the number of the call, counted over the conversation, come after the name. Templates
             take both from the ids of calls.
+        name_prefix: the end of `call_begin` that some models leave out.
         id_mark: an id of the call, behind this mark, may come after the name.
         ends_reasoning: a call ends reasoning too, of which models forget the end; else what it says of calls is none.
         parameters: how arguments are written that are given one by one between marks.
@@ -159,6 +160,7 @@ class ToolCallFormat:
     wrapper: str = ""
     tokens: tuple[str, ...] = ()
     is_numbered: bool = False
+    name_prefix: str = ""
     id_mark: str = ""
     ends_reasoning: bool = False
     parameters: ParameterFormat | None = None

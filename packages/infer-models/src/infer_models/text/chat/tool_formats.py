@@ -157,6 +157,7 @@ TOOL_CALL_FORMATS = {
                 *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
             ),
             is_numbered=True,
+            name_prefix="functions.",
             ends_reasoning=True,
         ),
         _json_list(name="granite", begin="<|tool_call|>", end="", tokens=("<|tool_call|>",)),  # Granite 3

@@ -1,4 +1,7 @@
-"""The fields of a chat that are about tools: what may be called, and what was."""
+"""The fields of a chat that are about tools: what may be called, and what was.
+
+Tools in the shapes of responses and of Messages, whose functions have no object of their own, are taken too.
+"""
 
 from collections.abc import Collection
 from typing import Annotated, Any
@@ -67,6 +70,7 @@ TOOLS = described(
     oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(ToolDefinition)}, {"type": "null"}],
 )
 _OF_PROXIES = ("cache_control",)
+_INSIDE = ("name", "description", "parameters", "input_schema", "strict")
 
 
 def tool_settings(
@@ -87,6 +91,7 @@ def _tool(given: dict[str, Any], at: str) -> Tool:
     kind = object_type(given, at=at)
     if kind not in (None, "function"):
         raise unsupported(f"{at}.type", kind, send="`function`")
+    given = _nested(given)
     function = decode_object(given, ToolDefinition, at=at).function
     return Tool(
         name=function.name,
@@ -95,6 +100,16 @@ def _tool(given: dict[str, Any], at: str) -> Tool:
         strict=bool(function.strict),
         definition=_without(_OF_PROXIES, {**given, "function": _without(_OF_PROXIES, given["function"])}),
     )
+
+
+def _nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool in the shape of chats."""
+    function = tool.get("function", {})
+    if not isinstance(tool.get("name"), str) or not isinstance(function, dict) or "name" in function:
+        return tool
+    beside = {"parameters" if name == "input_schema" else name: tool[name] for name in _INSIDE if name in tool}
+    named = {"type": "function"} if "input_schema" in tool else {}  # Messages name no type
+    return named | _without(_INSIDE, tool) | {"function": beside | function}
 
 
 def _without(names: Collection[str], fields: dict[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None)
             case None:
                 raise missing(f"{place}.type")
             case "function":
-                function = decode_object(tool, FunctionTool, at=place)
+                given_as, place = _function_in(tool, place)
+                function = decode_object(given_as, FunctionTool, at=place)
                 check_tool_name(function.name, param=f"{place}.name")
                 seen = Tool(
                     name=full_name(namespace, function.name),
@@ -154,6 +155,14 @@ def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None)
                 inside = decode_object(tool, NamespaceTool, at=place)
                 check_tool_name(inside.name, param=f"{place}.name")
                 yield from _read(inside.tools, at=f"{place}.tools", namespace=inside.name)
+
+
+def _function_in(tool: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
+    """Return the fields of a function and their place; chats have them in an object of their own."""
+    inside = tool.get(_FUNCTION)
+    if not isinstance(inside, dict) or "name" in tool:
+        return tool, place
+    return {**inside, "type": _FUNCTION}, f"{place}.{_FUNCTION}"
 
 
 def _description(custom: CustomTool) -> str | None:

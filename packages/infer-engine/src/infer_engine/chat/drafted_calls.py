@@ -1,0 +1,57 @@
+"""`DraftedCalls`: the calls in thinking behind which an answer has nothing, neither thinking nor content nor a call.
+
+Models draft calls while they think, and some forget the end of their thinking before the call that they mean. More
+follows a draft; nothing follows a call.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Protocol
+
+from infer_engine.protocol import AnswerDelta, ToolCallDelta
+
+
+class _Parser(Protocol):
+    callee: str | None
+
+    @property
+    def is_waiting(self) -> bool: ...
+
+    def add(self, text: str) -> list[AnswerDelta]: ...
+
+    def finish(self) -> list[AnswerDelta]: ...
+
+
+class DraftedCalls:
+    """Follows the reasoning of one answer."""
+
+    __slots__ = ("_calls", "_max_calls", "_parser")
+
+    def __init__(self, parser: _Parser, *, max_calls: int | None) -> None:
+        """Read reasoning with `parser`, to which it is content and calls; at most `max_calls` of these count."""
+        self._parser = parser
+        self._max_calls = max_calls
+        self._calls: list[ToolCallDelta] = []  # behind which nothing has come
+
+    def add(self, text: str) -> None:
+        """Take the next piece of reasoning."""
+        self._follow(self._parser.add(text))
+
+    def finish(self) -> Sequence[ToolCallDelta]:
+        """Return the calls with which the reasoning ended; none if the last one has not its end."""
+        is_whole = self._parser.callee is None and not self._parser.is_waiting
+        self._follow(self._parser.finish())
+        if not self._calls or not is_whole:
+            return []
+        first = self._calls[0].index
+        calls = (
+            ToolCallDelta(index=each.index - first, name=each.name, arguments=each.arguments) for each in self._calls
+        )
+        return list(takewhile(lambda each: self._max_calls is None or each.index < self._max_calls, calls))
+
+    def _follow(self, deltas: Iterable[AnswerDelta]) -> None:
+        for delta in deltas:
+            if isinstance(delta, ToolCallDelta):
+                self._calls.append(delta)
+            else:  # more thinking
+                self._calls.clear()
