@@ -27,7 +27,7 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-cache/tests": 15,
     "packages/infer-engine/src/infer_engine/doctor": 13,
     "packages/infer-engine/tests/scheduling": 13,
-    "packages/infer-kernels/tests/interpreter": 34,
+    "packages/infer-kernels/tests/interpreter": 32,
     "packages/infer-models/src/infer_models/config": 15,
     "packages/infer-models/src/infer_models/families": 14,
     "packages/infer-models/tests": 15,
