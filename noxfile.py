@@ -154,8 +154,6 @@ CPU_KERNEL_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
     for name in (
         "attention/test_cpu_attention",
-        "attention/test_cpu_attention_sinks",
-        "attention/test_cpu_invariant_attention",
         "qkv/test_kv_codes",
         "cpu/test_prepack",
         "cpu/test_captured_step",
@@ -166,6 +164,10 @@ CPU_KERNEL_TESTS = [
         "moe/test_quantized_experts",
         "qkv/test_partial_rotary",
         "norm/test_norm_over_heads",
+        "ops/test_attention",
+        "ops/test_attention_bits",
+        "ops/test_attention_sinks",
+        "ops/test_eight_bit_caches",
         "ops/test_fused_moe",
         "ops/test_moe_router",
         "ops/test_norms",
@@ -180,12 +182,18 @@ CPU_KERNEL_TESTS = [
 ]
 AMX_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
-    for name in ("cpu/test_cpu_amx", "moe/test_packed_experts", "attention/test_cpu_attention_sinks")
+    for name in (
+        "cpu/test_cpu_amx",
+        "moe/test_packed_experts",
+        "ops/test_attention",
+        "ops/test_attention_bits",
+        "ops/test_attention_sinks",
+    )
 ]
 INSTRUCTION_SET_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
     for name in (
-        "attention/test_cpu_invariant_attention",
+        "attention/test_cpu_attention",
         "checks/test_op_cases",
         "cpu/test_prepack",
         "linear/test_cpu_quantized",
@@ -193,6 +201,8 @@ INSTRUCTION_SET_TESTS = [
         "linear/test_small_scales",
         "moe/test_packed_experts",
         "moe/test_quantized_experts",
+        "ops/test_attention_bits",
+        "ops/test_eight_bit_caches",
         "ops/test_fused_moe",
         "qkv/test_kv_codes",
         "states/test_captured_states",

@@ -13,12 +13,12 @@ from infer_kernels.gated_activations import (
 from infer_kernels.linear.fused_products import (
     gated_linear_reference,
     linear_add_norm_reference,
-    linear_reference,
 )
 from infer_kernels.linear.linear_argmax import linear_argmax_reference
 from infer_kernels.linear.linear_invariant import linear_invariant_reference
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_reference, quantize_rows_fp8_reference
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference
+from infer_kernels.linear.reference import linear_reference
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference, fused_moe_reference
 from infer_kernels.moe.fused_moe_add_norm import fused_moe_add_norm_reference
 from infer_kernels.moe.fused_router import fused_router_reference

@@ -36,6 +36,7 @@ from infer_kernels.gated_activations import (
 from infer_kernels.linear.fused_products_triton import MAX_ROWS, MAX_TILES, PendingNorm, fused_product_triton
 from infer_kernels.linear.linear import DenseWeight, linear
 from infer_kernels.linear.quantized.multiply import multiply_quantized
+from infer_kernels.linear.reference import linear_reference
 from infer_kernels.norm.add_rms_norm import add_rms_norm, add_rms_norm_reference
 from infer_kernels.norm.rms_norm import NormVariant, check_norm, check_variant, rms_norm
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
@@ -56,12 +57,6 @@ class LinearFunction(Protocol):
 
     def __call__(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""
-
-
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` in plain fp32 PyTorch, rounded once. Differentiable."""
-    y = x.float() @ weight.float().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 def gated_linear_reference(

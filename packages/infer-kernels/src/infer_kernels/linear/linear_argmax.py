@@ -29,6 +29,7 @@ from infer_kernels.dispatch import takes_triton
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.linear import DenseWeight, linear
+from infer_kernels.linear.reference import linear_reference
 from infer_kernels.sampling.largest import (
     Largest,
     greedy_reference,
@@ -92,10 +93,7 @@ def linear_argmax_reference(
     soft_cap: float | None = None,
 ) -> Largest:
     """The formula above in plain fp32 PyTorch; arguments as for `linear_argmax`."""
-    logits = hidden.float() @ weight[:vocab_size].float().T
-    if bias is not None:
-        logits = logits + bias[:vocab_size].float()
-    logits = logits.to(hidden.dtype)
+    logits = linear_reference(hidden, weight[:vocab_size], None if bias is None else bias[:vocab_size])
     if soft_cap is not None:
         logits = (soft_cap * (logits.float() / soft_cap).tanh()).to(hidden.dtype)
     return greedy_reference(logits.float())

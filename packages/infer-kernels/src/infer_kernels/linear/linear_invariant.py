@@ -32,6 +32,7 @@ from infer_kernels.integers import cdiv
 from infer_kernels.linear.linear import DenseWeight, linear, multiply_packed
 from infer_kernels.linear.product_tiles import choose_product_tile
 from infer_kernels.linear.quantized.multiply import multiply_quantized
+from infer_kernels.linear.reference import linear_reference
 from infer_kernels.linear.row_tiles import multiply_row_tiles
 
 _GROUP = 8
@@ -40,8 +41,7 @@ _GROUP = 8
 
 def linear_invariant_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The layer in plain fp32 PyTorch; arguments as for `linear_invariant`. Differentiable."""
-    y = x.float() @ weight.float().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return linear_reference(x, weight, bias)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -26,10 +26,10 @@ from infer_kernels.linear.fused_products import (
     LinearFunction,
     apply_pending_norm,
     check_product,
-    linear_reference,
 )
 from infer_kernels.linear.fused_products_triton import PendingNorm
 from infer_kernels.linear.linear import DenseWeight
+from infer_kernels.linear.reference import linear_reference
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.fused_router_triton import MOST_CHOSEN, MOST_EXPERTS, MOST_INPUTS, fused_router_triton
 from infer_kernels.moe.router import (

@@ -8,7 +8,6 @@ result at the end, as `transformers` does.
 
 from struct import Struct
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,6 +15,7 @@ from infer_kernels.arguments import require_dense_rows, require_float, require_l
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
+from infer_kernels.norm.rms_norm import rms_norm_reference
 from infer_kernels.rowwise import rowwise
 
 _GATED_NORM = Struct("PPqqPqPqqd")
@@ -23,10 +23,8 @@ _GATED_NORM = Struct("PPqqPqPqqd")
 
 def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The formula in plain fp32 PyTorch; arguments as for `gated_rms_norm`. Differentiable."""
-    wide = x.float()
-    normalized = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    weighted = (normalized.float() * weight.float()).to(x.dtype)
-    return (weighted.float() * rowwise(functional.silu, gate.float()).view(x.shape)).to(x.dtype).flatten(1)
+    weighted = rms_norm_reference(x, weight, eps).float()
+    return (weighted * rowwise(functional.silu, gate.float()).view(x.shape)).to(x.dtype).flatten(1)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

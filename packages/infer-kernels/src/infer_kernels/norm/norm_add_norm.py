@@ -10,26 +10,10 @@ rounded to the dtype of `x`, as is its product with the scale; the second norm r
 what separate ops give.
 """
 
-# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
-
-import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
-from infer_kernels.integers import cdiv
-from infer_kernels.norm import cpu
-from infer_kernels.norm.add_rms_norm import check_residual, check_scale
-from infer_kernels.norm.rms_norm import (
-    NormVariant,
-    check_norm,
-    check_variant,
-    normalize_tile,
-    rms_norm_reference,
-    rms_norm_torch,
-    row_tile,
-)
+from infer_kernels.norm.residual_norms import check_residual, residual_norms
+from infer_kernels.norm.rms_norm import NormVariant, check_norm, rms_norm_reference
 
 
 def norm_add_norm_reference(
@@ -48,84 +32,6 @@ def norm_add_norm_reference(
     if scale is not None:
         new_residual = new_residual * scale
     return rms_norm_reference(new_residual, next_weight, eps, variant=variant), new_residual
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _norm_add_norm_kernel(
-    out: tl.tensor,  # [tokens, hidden]
-    residual_out: tl.tensor,  # [tokens, hidden]
-    x: tl.tensor,  # [tokens, hidden]
-    residual: tl.tensor,  # [tokens, hidden]
-    post_weight: tl.tensor,  # [hidden]
-    next_weight: tl.tensor,  # [hidden]
-    scale: tl.tensor,  # [1], or None
-    eps: tl.tensor,
-    tokens: tl.tensor,
-    hidden: tl.tensor,
-    out_stride: tl.tensor,
-    residual_out_stride: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GEMMA: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)
-    in_row = column < hidden
-    mask = (row < tokens) & in_row[None, :]
-    values = tl.load(x + row * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    post_scale = tl.load(post_weight + column, mask=in_row, other=0.0).to(tl.float32)
-    post = normalize_tile(values, post_scale, eps, hidden, out.dtype.element_ty, GEMMA)
-    carried = tl.load(residual + row * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    total = (carried + post.to(tl.float32)).to(residual_out.dtype.element_ty)
-    if scale is not None:
-        total = (total.to(tl.float32) * tl.load(scale).to(tl.float32)).to(residual_out.dtype.element_ty)
-    tl.store(residual_out + row * residual_out_stride + column[None, :], total, mask=mask)
-    next_scale = tl.load(next_weight + column, mask=in_row, other=0.0).to(tl.float32)
-    normalized = normalize_tile(total.to(tl.float32), next_scale, eps, hidden, out.dtype.element_ty, GEMMA)
-    tl.store(out + row * out_stride + column[None, :], normalized, mask=mask)
-
-
-def norm_add_norm_triton(
-    x: Tensor,
-    residual: Tensor,
-    post_weight: Tensor,
-    next_weight: Tensor,
-    eps: float,
-    *,
-    variant: NormVariant,
-    scale: Tensor | None,
-    out: Tensor,
-    residual_out: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Launch the kernel; arguments as for `norm_add_norm`, unchecked."""
-    tokens, hidden = x.shape
-    if tokens == 0:
-        return out, residual_out
-    rows, block, num_warps = row_tile(hidden)
-    _norm_add_norm_kernel[(cdiv(tokens, rows),)](
-        out,
-        residual_out,
-        x,
-        residual,
-        post_weight,
-        next_weight,
-        scale,
-        eps,
-        tokens,
-        hidden,
-        out.stride(0),
-        residual_out.stride(0),
-        x.stride(0),
-        residual.stride(0),
-        ROWS=rows,
-        BLOCK=block,
-        GEMMA=variant == "gemma",
-        num_warps=num_warps,
-        enable_fp_fusion=False,
-    )
-    return out, residual_out
 
 
 def norm_add_norm(
@@ -162,36 +68,15 @@ def norm_add_norm(
     """
     check_norm(x, post_weight, "post_weight")
     check_norm(x, next_weight, "next_weight")
-    check_variant(variant)
-    check_residual(x, residual, out, residual_out)
-    check_scale(x, scale)
-    if takes_triton(x, residual, post_weight, next_weight):
-        return norm_add_norm_triton(
-            x,
-            residual,
-            post_weight,
-            next_weight,
-            eps,
-            variant=variant,
-            scale=scale,
-            out=torch.empty_like(x) if out is None else out,
-            residual_out=torch.empty_like(x) if residual_out is None else residual_out,
-        )
-    if takes_cpu_kernel(x, residual, post_weight, next_weight):
-        return cpu.norm(
-            x,
-            next_weight,
-            eps,
-            is_gemma=variant == "gemma",
-            residual=residual,
-            post_weight=post_weight,
-            scale=scale,
-            out=out,
-            residual_out=residual_out,
-        )
-    post = rms_norm_torch(x, post_weight, eps, variant=variant)
-    if scale is None:
-        new_residual = torch.add(residual, post, out=residual_out)
-    else:
-        new_residual = torch.mul(residual + post, scale, out=residual_out)
-    return rms_norm_torch(new_residual, next_weight, eps, variant=variant, out=out), new_residual
+    check_residual(x, residual, variant, scale=scale, out=out, residual_out=residual_out)
+    return residual_norms(
+        x,
+        residual,
+        eps,
+        post_weight=post_weight,
+        next_weight=next_weight,
+        scale=scale,
+        variant=variant,
+        out=out,
+        residual_out=residual_out,
+    )

@@ -20,8 +20,8 @@ from infer_kernels.linear.fused_products import (
     apply_pending_norm,
     gated_linear_reference,
     linear_add_norm_reference,
-    linear_reference,
 )
+from infer_kernels.linear.reference import linear_reference
 
 if TYPE_CHECKING:
     from infer_kernels.linear.fused_products_triton import PendingNorm

@@ -33,6 +33,7 @@ from torch.nn import functional
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.quantized.join_splits import join_partials, join_splits_triton
 from infer_kernels.linear.quantized.quantized_tiles import choose_quantized_tile, choose_splits
+from infer_kernels.linear.reference import linear_reference
 from infer_kernels.linear.row_tiles import multiply_row_tiles
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
@@ -46,8 +47,7 @@ _PIECE = 2**21
 
 def linear_quantized_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """The formula in plain fp32 PyTorch, rounded once to the dtype of `x` [..., in_features]."""
-    y = x.float() @ weight.dequantize().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return linear_reference(x, weight.dequantize(), bias)
 
 
 @triton.jit(do_not_specialize=["rows", "iterations"])
