@@ -39,7 +39,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 29_300,
+    "packages/infer-kernels/src": 29_400,
     "packages/infer-kernels/tests": 14_200,
     "packages/infer-models/src": 18_300,
     "packages/infer-models/tests": 9_050,
