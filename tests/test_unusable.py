@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 
+FULL = pytest.mark.full
+"""Starts a process for a message that the models' tests read too."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -72,16 +75,20 @@ def damage_processor(folder: Path) -> None:
         (truncate, ["model.safetensors", "truncated"]),
         (drop_tensor, ["model.layers.1.mlp.up_proj.weight", "missing"]),
         (partial(change_config, model_type="mamba"), ["config.json", "`model_type` is 'mamba'", "`qwen3_moe`"]),
-        (partial(change_config, attention_bias=True), ["model.safetensors", "q_proj.bias", "missing"]),
-        (
+        pytest.param(
+            partial(change_config, attention_bias=True), ["model.safetensors", "q_proj.bias", "missing"], marks=FULL
+        ),
+        pytest.param(
             quantize_otherwise,
             ["config.json", "`quantization_config.quant_method` is 'hqq'", "`gptq`"],
+            marks=FULL,
         ),
-        (partial(change_config, model_type="llava"), ["config.json", "`text_config` is None"]),
+        pytest.param(partial(change_config, model_type="llava"), ["config.json", "`text_config` is None"], marks=FULL),
         (partial(wrap_config, model_type="opt"), ["config.json", "`text_config.model_type` is 'opt'", "`llama`"]),
-        (
+        pytest.param(
             partial(wrap_config, model_type="gemma3_text", use_bidirectional_attention=True),
             ["config.json", "`text_config.use_bidirectional_attention` is True"],
+            marks=FULL,
         ),
         (drop_tokenizer, ["tokenizer.json"]),
         (damage_processor, ["chat_template.json", "the chat template is broken at line 1"]),

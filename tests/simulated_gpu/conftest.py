@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from infer_kernels.checks.interpreted.bounds import check_addresses
-from infer_kernels.checks.interpreted.interpreter import make_interpreter_faithful, make_interpreter_faster
+from infer_kernels.checks.interpreted.faster import make_interpreter_faster
+from infer_kernels.checks.interpreted.interpreter import make_interpreter_faithful
 from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
 
 if os.environ.get("TRITON_INTERPRET") != "1":

@@ -313,7 +313,7 @@ ADVERSARIAL = {
     "piece", [*ADVERSARIAL.values(), "escapes", "brackets"], ids=[*ADVERSARIAL, "escapes", "brackets"]
 )
 @pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.full), 4, 10**6])
-def test_a_megabyte_of_anything_takes_linear_time(piece: str, length: int) -> None:
+def test_anything_takes_linear_time(piece: str, length: int) -> None:
     head = '<tool_call>\n{"name": "f", "arguments": {'
     repeated = {"escapes": '"\\', "brackets": "{["}.get(piece, piece)
     begin = head if piece in ("escapes", "brackets") else ""
@@ -327,7 +327,7 @@ def test_a_megabyte_of_anything_takes_linear_time(piece: str, length: int) -> No
         reader.finish()
         return time.thread_time() - began_s
 
-    assert cpu_s(2**20) < 8 * max(cpu_s(2**18), 0.02)
+    assert cpu_s(2**18) < 8 * max(cpu_s(2**16), 0.02)
 
 
 @pytest.mark.parametrize(

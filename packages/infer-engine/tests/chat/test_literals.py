@@ -228,7 +228,7 @@ REPEATED = {
 @pytest.mark.parametrize("calls", [LFM2, GEMMA], ids=lambda calls: calls.name)
 @pytest.mark.parametrize("piece", REPEATED.values(), ids=REPEATED)
 @pytest.mark.parametrize("length", [40, 10**6])
-def test_a_megabyte_of_anything_takes_linear_time(piece: str, length: int, calls: ToolCallFormat) -> None:
+def test_anything_takes_linear_time(piece: str, length: int, calls: ToolCallFormat) -> None:
     def cpu_s(size: int) -> float:
         value = "x=" if calls is LFM2 else "x:"
         text = calls.begin + calls.call_begin + "f" + calls.before_arguments + value + piece * (size // len(piece))
@@ -240,7 +240,7 @@ def test_a_megabyte_of_anything_takes_linear_time(piece: str, length: int, calls
         reader.finish()
         return time.thread_time() - began_s
 
-    assert cpu_s(2**20) < 8 * max(cpu_s(2**18), 0.02)
+    assert cpu_s(2**18) < 8 * max(cpu_s(2**16), 0.02)
 
 
 PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b c": {}}, "required": ["a"]}

@@ -286,7 +286,7 @@ REPEATED = {
 @pytest.mark.parametrize("piece", REPEATED.values(), ids=REPEATED)
 @pytest.mark.parametrize("kind", ["string", "array"])
 @pytest.mark.parametrize("length", [40, 10**6])
-def test_a_megabyte_of_anything_takes_linear_time(piece: str, kind: str, length: int) -> None:
+def test_anything_takes_linear_time(piece: str, kind: str, length: int) -> None:
     types = ParameterTypes([tool({"x": {"type": kind}})])
 
     def cpu_s(size: int) -> float:
@@ -298,7 +298,7 @@ def test_a_megabyte_of_anything_takes_linear_time(piece: str, kind: str, length:
         reader.finish()
         return time.thread_time() - began_s
 
-    assert cpu_s(2**20) < 8 * max(cpu_s(2**18), 0.02)
+    assert cpu_s(2**18) < 8 * max(cpu_s(2**16), 0.02)
 
 
 EITHER = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x", "y z"]}}, "required": ["a"]}

@@ -184,14 +184,18 @@ def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Call
     assert not rank_processes(psutil.Process()), "an `LLM` ends its ranks"
 
 
-@pytest.mark.covers("replicas/ranks-kv-blocks")
-def test_the_largest_step_is_measured_on_all_ranks(folder_of: Callable[[str], Path]) -> None:
+@pytest.mark.covers("replicas/ranks-kv-blocks", "replicas/ranks-unsupported")
+def test_the_largest_step_is_measured_on_all_ranks_and_a_second_engine_with_ranks_is_refused(
+    folder_of: Callable[[str], Path],
+) -> None:
     with ranks_over(folder_of("llama")) as engine:
         rows: list[int] = []
         own = leading_model(engine)._own  # noqa: SLF001 - to see what rank 0 computes
         own.model.lm_head.register_forward_hook(lambda _module, _inputs, logits: rows.append(logits.shape[0]))
         run_largest_step(engine.observer.runner, max_tokens=302, max_batch_size=3, max_seq_len=MAX_SEQ_LEN)
         assert rows[1:] == [256, 302 - 3 - 256, 3]
+        with pytest.raises(ValueError, match="use a process of its own"):
+            ModelEngine(folder_of("llama"), tensor_parallel_size=2)
         assert len(engine.complete([5, 6, 7])) == 6  # the ranks are still in step
 
 
@@ -277,24 +281,18 @@ def test_an_error_of_rank_0_in_a_step_ends_the_engine(folder_of: Callable[[str],
             engine.step()
 
 
-@pytest.mark.parametrize("stage", ["forward", "sample"])
-def test_an_error_outside_what_ranks_do_together_ends_its_request_alone(
-    folder_of: Callable[[str], Path], stage: Stage
-) -> None:
+def test_an_error_outside_what_ranks_do_together_ends_its_request_alone(folder_of: Callable[[str], Path]) -> None:
     expected = ModelEngine(folder_of("llama")).complete([5, 6, 7])
-    with ranks_over(folder_of("llama"), faults=[Fault(stage=stage, request_id="wrong")]) as engine:
-        engine.submit("wrong", [9, 8])
-        engine.submit("right", [5, 6, 7])
-        outputs = engine.run()
-        assert outputs["wrong"][-1].error is not None
-        assert tokens_of(outputs["right"]) == expected
-        assert engine.complete([5, 6, 7]) == expected
-
-
-@pytest.mark.covers("replicas/ranks-unsupported")
-def test_a_second_engine_with_ranks_in_a_process_is_refused(folder_of: Callable[[str], Path]) -> None:
-    with ranks_over(folder_of("llama")), pytest.raises(ValueError, match="use a process of its own"):
-        ModelEngine(folder_of("llama"), tensor_parallel_size=2)
+    stages: tuple[Stage, ...] = ("forward", "sample")
+    faults = [Fault(stage=stage, request_id=f"wrong {stage}") for stage in stages]
+    with ranks_over(folder_of("llama"), faults=faults) as engine:
+        for stage in stages:
+            engine.submit(f"wrong {stage}", [9, 8])
+            engine.submit(f"right beside {stage}", [5, 6, 7])
+            outputs = engine.run()
+            assert outputs[f"wrong {stage}"][-1].error is not None
+            assert tokens_of(outputs[f"right beside {stage}"]) == expected
+            assert engine.complete([5, 6, 7]) == expected
 
 
 @pytest.mark.covers("replicas/rank-cannot-load")

@@ -75,10 +75,17 @@ async def answers_of(engine: Engine) -> list[list[int]]:
     return [tokens_of(await read(stream)) for stream in await engine.submit(requests(3))]
 
 
-@pytest.mark.covers("replicas/ranks")
-async def test_ranks_give_the_tokens_of_one_process_on_processors_of_their_own(folder: Path) -> None:
-    async with running(config_of(folder, num_ranks=1)) as engine:
-        expected = await answers_of(engine)
+async def answers_of_one_rank(folder: Path) -> list[list[int]]:
+    """Return what one rank answers, in a thread."""
+    async with build_engine(config_of(folder, num_ranks=1), engine_process=False) as engine:
+        return await answers_of(engine)
+
+
+@pytest.mark.covers("replicas/ranks", "replicas/rank-dies")
+async def test_ranks_give_the_tokens_of_one_on_processors_of_their_own_and_one_killed_while_idle_ends_the_engine(
+    folder: Path,
+) -> None:
+    expected = await answers_of_one_rank(folder)
     async with running(config_of(folder)) as engine:
         assert await answers_of(engine) == expected
         assert engine.info.num_ranks == 2
@@ -86,6 +93,8 @@ async def test_ranks_give_the_tokens_of_one_process_on_processors_of_their_own(f
         assert len(used) == 2
         if len(os.sched_getaffinity(0)) > 1:
             assert not used[0] & used[1]
+        rank_processes(psutil.Process())[0].kill()
+        await until_dead(engine)
 
 
 @pytest.mark.covers("replicas/rank-dies")
@@ -107,13 +116,6 @@ async def test_a_killed_rank_ends_every_stream_and_the_engine_with_the_cause(
         assert time.monotonic() - killed_s < 20, "long before the step's time is over"
         assert engine.status is EngineStatus.DEAD
     assert f"The process of rank 1, {rank.pid}, ended with exit code -9" in caplog.text
-
-
-@pytest.mark.covers("replicas/rank-dies")
-async def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine(folder: Path) -> None:
-    async with running(config_of(folder)) as engine:
-        rank_processes(psutil.Process())[0].kill()
-        await until_dead(engine)
 
 
 @pytest.mark.covers("replicas/rank-hangs")
@@ -140,11 +142,11 @@ async def test_ranks_end_with_a_killed_core(folder: Path) -> None:
 
 
 @pytest.mark.covers("replicas/ranks-and-replicas")
+@pytest.mark.full  # starts six processes
 async def test_the_other_replica_takes_over_when_a_rank_is_killed(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(config_of(folder, num_ranks=1)) as engine:
-        expected = await answers_of(engine)
+    expected = await answers_of_one_rank(folder)
     async with running(config_of(folder, num_replicas=2)) as engine:
         assert len(processes()) == 4
         streams = await engine.submit(requests(3))

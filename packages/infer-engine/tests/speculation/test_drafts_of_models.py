@@ -175,7 +175,7 @@ def test_the_next_turn_finds_the_states_that_drafts_have_left(family: str, twin_
     assert engine.core.stats.num_accepted_tokens > 20
 
 
-@pytest.mark.parametrize("asked", ["log-probabilities", "grammar with penalties"])
+@pytest.mark.parametrize("asked", [pytest.param("log-probabilities", marks=pytest.mark.full), "grammar with penalties"])
 def test_two_ranks_verify_drafts_and_answer_to_the_bit_as_without(asked: str, twin_of: Callable[[str], Twin]) -> None:
     answers: list[dict[str, Any]] = []
     for speculation in ("none", '{"num_speculative_tokens": 5}'):

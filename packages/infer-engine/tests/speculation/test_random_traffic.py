@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 LONGEST, VOCABULARY = 128, 300
 SEEDS = [
-    *range(3),
-    *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 40)),
+    0,
+    *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 40)),
     *(pytest.param(seed, marks=(pytest.mark.full, pytest.mark.exhaustive)) for seed in range(40, 400)),
 ]
 """Of each family. All together compare about a million tokens."""

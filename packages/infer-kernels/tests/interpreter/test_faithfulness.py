@@ -52,6 +52,21 @@ def test_the_language_is_patched_once_for_a_launch(monkeypatch: pytest.MonkeyPat
     assert torch.equal(out, 2 * x)
 
 
+@pytest.mark.parametrize("element", [tl.float32, tl.int1, tl.pointer_type(tl.float16), tl.pointer_type(tl.int32)])
+@pytest.mark.parametrize("shape", [[16], [4, 8], [tl.constexpr(1), 2, 2]])
+def test_shared_types_are_those_that_triton_makes(element: Any, shape: list[Any]) -> None:
+    anew = object.__new__(tl.block_type)
+    tl.block_type.init_anew(anew, element, shape)
+    for shared in (tl.block_type(element, shape), tl.block_type(element, shape)):
+        assert type(shared.shape) is type(anew.shape)
+        assert vars(shared).keys() == vars(anew).keys()
+        assert (shared, shared.name, shared.numel, shared.scalar) == (anew, anew.name, anew.numel, element)
+        assert list(shared.shape) == list(anew.shape)
+    assert tl.block_type(element, shape) != tl.block_type(tl.float64, shape)
+    with pytest.raises(ValueError, match="power of 2"):
+        tl.block_type(element, [*shape, 3])
+
+
 def test_dot_of_bfloat16_is_the_exact_product() -> None:
     a, b = torch.randn(2, 16, 16).bfloat16()
     out = torch.empty(16, 16)

@@ -7,6 +7,7 @@ loads nothing else.
 import html
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -130,8 +131,9 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
     return OperationWithBody
 
 
+@cache
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON Schema of `struct`, without references."""
+    """Return the JSON Schema of `struct`, without references; leave it as it is, as others get the same."""
     (reference,), components = msgspec.json.schema_components([struct])
     schema: dict[str, Any] = _inlined(reference, components)
     return schema

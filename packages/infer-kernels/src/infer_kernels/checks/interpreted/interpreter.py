@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from infer_kernels.checks.interpreted.bounds import check_addresses
+from infer_kernels.checks.interpreted.faster import make_interpreter_faster
 from infer_kernels.checks.interpreted.ptx import execute_ptx
 from infer_kernels.dispatch import TRITON_DEVICES
 
@@ -117,27 +118,3 @@ def make_interpreter_faithful() -> None:
 
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
     builder.create_inline_asm = create_inline_asm
-
-
-def make_interpreter_faster() -> None:
-    """Spare this process's interpreter work that changes nothing.
-
-    It patches Triton's language once for a launch, and again for each function that the kernel calls. At each use of a
-    dtype it makes the table of all of them.
-    """
-    patch_language, numpy_dtype = interpreter._patch_lang, interpreter._get_np_dtype  # noqa: SLF001 - none are public
-    numpy_dtypes: dict[str, Any] = {}
-
-    def patch_unpatched(function: Any) -> Any:
-        languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
-        if languages and not any(tl.core.is_builtin(language.load) for language in languages):
-            return interpreter._LangPatchScope()  # noqa: SLF001 - which restores nothing
-        return patch_language(function)
-
-    def found_numpy_dtype(dtype: Any) -> Any:
-        name = dtype.scalar.name
-        if name not in numpy_dtypes:
-            numpy_dtypes[name] = numpy_dtype(dtype)
-        return numpy_dtypes[name]
-
-    interpreter._patch_lang, interpreter._get_np_dtype = patch_unpatched, found_numpy_dtype  # noqa: SLF001
