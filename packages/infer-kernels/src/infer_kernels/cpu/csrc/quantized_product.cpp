@@ -5,11 +5,13 @@
 namespace {
 
 constexpr int MOST_ROWS = SUMS / NARROW;  // whose sums stay in registers
-constexpr int FEW_ROWS = MOST_ROWS / 3;   // whose totals stay there too
-// Groups of so few inputs need the totals so often that tiles of few rows are faster.
+// Rows whose totals stay there too, and groups of so few inputs that the totals are needed so often that tiles of few rows are
+// faster. Twelve chains of sums hide what one addition takes, eight just do.
 #if defined(__AVX512F__)
+constexpr int FEW_ROWS = MOST_ROWS / 2;
 constexpr int64_t SMALL_GROUP = 64;
 #else
+constexpr int FEW_ROWS = MOST_ROWS / 3;
 constexpr int64_t SMALL_GROUP = 0;
 #endif
 constexpr int64_t TILED_ROWS = 8;  // from so many rows on, matrix instructions are faster where a CPU has them
@@ -215,10 +217,12 @@ void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, 
 #endif
         multiply_rows<ENCODING, num_rows>(layout, panel, asked, x, first_row + start, sums + start * PANEL);
     };
-    if (layout.group_size <= SMALL_GROUP && layout.groups() > 1)
-        for_row_tiles<SUMS / FEW_ROWS>(rows, multiply);
-    else
-        for_row_tiles<NARROW>(rows, multiply);
+    // Weights of other encodings have small groups; tiles of many rows for them would take long to compile.
+    constexpr bool IS_ALWAYS_SMALL = SMALL_GROUP > 0 && ENCODING != Encoding::INT8 && ENCODING != Encoding::INT4;
+    if constexpr (!IS_ALWAYS_SMALL) {
+        if (layout.group_size > SMALL_GROUP || layout.groups() == 1) return for_row_tiles<NARROW>(rows, multiply);
+    }
+    for_row_tiles<SUMS / FEW_ROWS>(rows, multiply);
 }
 
 #if HAS_AMX_INT8
