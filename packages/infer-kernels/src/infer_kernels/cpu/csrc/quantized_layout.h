@@ -46,10 +46,10 @@ struct QuantizedLayout {
 
     int64_t groups() const { return (inputs + group_size - 1) / group_size; }
     // Codes of a group are filled up with those that multiply zeros.
-    int64_t step() const { return groups() == 1 || group_size % LINE == 0 ? LINE : 8; }
+    int64_t step() const { return inputs <= group_size || group_size % LINE == 0 ? LINE : 8; }
     int64_t padded_inputs(int64_t group) const {
         int64_t count = std::min(group_size, inputs - group * group_size);
-        return (count + step() - 1) / step() * step();
+        return (count + step() - 1) & -step();  // this is called for each group: a division would take longer than its sums
     }
     // The code of zero of weights without zeros.
     int32_t zero_code() const {

@@ -37,14 +37,20 @@ struct ListedOutlier : OutlierProduct {
     int32_t row, word;
 };
 
+// The products of a group, and where its codes and scales are.
+struct ListedGroup {
+    GroupPlace place;
+    int32_t begin, end;
+};
+
 // The products of some rows in the order of their inputs, so that each group's scales are read once.
 struct OutlierList {
     int64_t first_row, rows;
-    std::vector<int32_t> starts;  // of each group, and the end
+    std::vector<ListedGroup> groups;  // those that have some
     std::vector<ListedOutlier> products;
 };
 
-static inline GroupScales read_scales(const QuantizedLayout& layout, const uint8_t* panel, const GroupPlace& place) {
+ALWAYS_INLINE static inline GroupScales read_scales(const QuantizedLayout& layout, const uint8_t* panel, const GroupPlace& place) {
     BlockFactors factors;
     if (layout.scales == ScaleType::BYTES) factors.read(layout, 0, panel + place.factors);
     return {layout, panel + place.scales, factors};
@@ -72,16 +78,13 @@ void multiply_outliers(const QuantizedLayout& layout, const uint8_t* panel, cons
 // The same for the rows of a list, whose totals are [rows][32].
 template <Encoding ENCODING, Beside BESIDE>
 void multiply_listed(const QuantizedLayout& layout, const uint8_t* panel, const OutlierList& list, float* out) {
-    for (size_t group = 0; group + 1 < list.starts.size(); group++) {
-        const ListedOutlier* found = list.products.data() + list.starts[group];
-        const ListedOutlier* end = list.products.data() + list.starts[group + 1];
-        if (found == end) continue;
-        GroupPlace place = layout.place_of(group);
-        GroupScales scales = read_scales(layout, panel, place);
-        for (; found < end; found++) {
+    for (const ListedGroup& group : list.groups) {
+        GroupScales scales = read_scales(layout, panel, group.place);
+        const ListedOutlier* end = list.products.data() + group.end;
+        for (const ListedOutlier* found = list.products.data() + group.begin; found < end; found++) {
             float* at = out + found->row * PANEL;
             Floats totals[NARROW] = {load16(at), load16(at + 16)};
-            found->add<ENCODING, BESIDE>(panel + place.codes, found->word, scales, totals);
+            found->add<ENCODING, BESIDE>(panel + group.place.codes, found->word, scales, totals);
             store16(at, totals[0]);
             store16(at + 16, totals[1]);
         }
@@ -104,9 +107,11 @@ static inline void list_outliers(const QuantizedLayout& layout, const QuantizedR
     counts.assign(num_words + 1, 0);
     for_digits([&](int64_t, const OutlierWord& word, int) { counts[number_of(word) + 1]++; });
     for (int64_t i = 0; i < num_words; i++) counts[i + 1] += counts[i];
-    list.starts.clear();
-    for (int64_t i = 0; i < num_words; i += words_of_group) list.starts.push_back(counts[i]);
-    list.starts.push_back(counts[num_words]);
+    list.groups.clear();
+    for (int64_t i = 0; i < num_words; i += words_of_group) {
+        int32_t begin = counts[i], end = counts[std::min(i + words_of_group, num_words)];
+        if (begin < end) list.groups.push_back({layout.place_of(i / words_of_group), begin, end});
+    }
     list.products.resize(counts[num_words], {{layout, 0, 0}, 0, 0});
     for_digits([&](int64_t row, const OutlierWord& word, int digit) {
         list.products[counts[number_of(word)]++] = {{layout, word.digits[digit], digit}, (int32_t)row, word.word};
