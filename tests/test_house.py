@@ -39,7 +39,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 29_400,
+    "packages/infer-kernels/src": 29_500,
     "packages/infer-kernels/tests": 13_900,
     "packages/infer-models/src": 18_500,
     "packages/infer-models/tests": 9_200,
