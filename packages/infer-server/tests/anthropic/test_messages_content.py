@@ -172,6 +172,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "`messages[0].content[0].type` is `document`",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text"}}]}]}, "source.data"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": ["text"]}}]}]}, "source"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": {}}}]}]},
+        "source.data",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "search_result", "content": 7}]}]}, "content[0].content"),
     ({"messages": ASKED}, "`messages[1].content[0]` is a call in the last message"),
     ({"mcp_servers": [{"type": "url", "url": "http://169.254.169.254/", "name": "x"}]}, "`mcp_servers`"),
 ]

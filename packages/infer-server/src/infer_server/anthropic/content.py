@@ -171,9 +171,10 @@ def _words_of(block: Block, at: str) -> str:
     source = block.source
     match block.type:
         case "document" if isinstance(source, dict):
-            field = {"text": "data", "content": "content"}.get(source.get("type", ""))
+            kind = str(source.get("type"))
+            field = {"text": "data", "content": "content"}.get(kind)
             if field is None:
-                raise no_text(f"{at}.source", str(source.get("type")), send="text")
+                raise no_text(f"{at}.source", kind, send="text")
             about, text = block.context, _plain_text(source.get(field), f"{at}.source.{field}")
         case "search_result":
             about = source if isinstance(source, str) else None
