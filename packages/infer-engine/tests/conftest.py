@@ -39,7 +39,7 @@ def folder_of(twin_of: "Callable[[str], Twin]") -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def shallow_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that gives each family's checkpoint of two layers, of both kinds where it has two.
+    """Return a function that gives each family's checkpoint of a few layers, two where they can do, of both kinds.
 
     Interpreted kernels take seconds for each layer.
     """
@@ -48,9 +48,11 @@ def shallow_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
     @cache
     def shallow_folder_of(family: str) -> Path:
-        kinds = list(dict.fromkeys(TINY_FAMILIES[family].fields.get("layer_types", ())))
-        folder = tmp_path_factory.mktemp(f"shallow-{family}")
-        save_servable(family, folder, num_hidden_layers=2, **({"layer_types": kinds} if kinds else {}))
+        fields, folder = TINY_FAMILIES[family].fields, tmp_path_factory.mktemp(f"shallow-{family}")
+        kinds = list(dict.fromkeys(fields.get("layer_types", ())))
+        fewer = {"num_hidden_layers": 2, **({"layer_types": kinds} if kinds else {})}
+        # Layers without keys of their own have one of their kind before them.
+        save_servable(family, folder, **({} if fields.get("num_kv_shared_layers") else fewer))
         return folder
 
     return shallow_folder_of
