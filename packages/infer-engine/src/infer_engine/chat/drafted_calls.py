@@ -4,7 +4,7 @@ Models draft calls while they think, and some forget the end of their thinking b
 follows a draft; nothing follows a call.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Protocol
 
@@ -25,33 +25,27 @@ class _Parser(Protocol):
 class DraftedCalls:
     """Follows the reasoning of one answer."""
 
-    __slots__ = ("_calls", "_max_calls", "_parser")
+    __slots__ = ("_max_calls", "_parser", "_texts")
 
     def __init__(self, parser: _Parser, *, max_calls: int | None) -> None:
         """Read reasoning with `parser`, to which it is content and calls; at most `max_calls` of these count."""
         self._parser = parser
         self._max_calls = max_calls
-        self._calls: list[ToolCallDelta] = []  # behind which nothing has come
+        self._texts: list[str] = []
 
     def add(self, text: str) -> None:
-        """Take the next piece of reasoning."""
-        self._follow(self._parser.add(text))
+        """Take the next piece of reasoning; it is read when the answer has ended, as most of it is no call."""
+        self._texts.append(text)
 
     def finish(self) -> Sequence[ToolCallDelta]:
         """Return the calls with which the reasoning ended; none if the last one has not its end."""
+        deltas = self._parser.add("".join(self._texts))
         is_whole = self._parser.callee is None and not self._parser.is_waiting
-        self._follow(self._parser.finish())
-        if not self._calls or not is_whole:
+        deltas += self._parser.finish()
+        from_end = takewhile(lambda delta: isinstance(delta, ToolCallDelta), reversed(deltas))
+        calls = [each for each in reversed([*from_end]) if isinstance(each, ToolCallDelta)]
+        if not calls or not is_whole:
             return []
-        first = self._calls[0].index
-        calls = (
-            ToolCallDelta(index=each.index - first, name=each.name, arguments=each.arguments) for each in self._calls
-        )
-        return list(takewhile(lambda each: self._max_calls is None or each.index < self._max_calls, calls))
-
-    def _follow(self, deltas: Iterable[AnswerDelta]) -> None:
-        for delta in deltas:
-            if isinstance(delta, ToolCallDelta):
-                self._calls.append(delta)
-            else:  # more thinking
-                self._calls.clear()
+        first = calls[0].index
+        numbered = (ToolCallDelta(index=each.index - first, name=each.name, arguments=each.arguments) for each in calls)
+        return list(takewhile(lambda each: self._max_calls is None or each.index < self._max_calls, numbered))

@@ -221,12 +221,8 @@ def _gemma3(metadata: Metadata, header: GgufHeader) -> Fields:
         "sliding_window": metadata.optional_count(".attention.sliding_window"),
         "sliding_window_pattern": 6,
         "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
-        "final_logit_softcapping": _optional_number(metadata, ".final_logit_softcapping"),
+        "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
     }
-
-
-def _optional_number(metadata: Metadata, key: str) -> float | None:
-    return metadata.number(key) if key in metadata else None
 
 
 def _phi3(metadata: Metadata, header: GgufHeader) -> Fields:
@@ -274,10 +270,10 @@ def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
     if metadata.optional_count(".expert_count") is not None:
         raise metadata.invalid(".expert_count", "0: Granite with experts is not read")
     return {
-        "attention_multiplier": _optional_number(metadata, ".attention.scale"),
-        "embedding_multiplier": _optional_number(metadata, ".embedding_scale"),
-        "residual_multiplier": _optional_number(metadata, ".residual_scale"),
-        "logits_scaling": _optional_number(metadata, ".logit_scale"),
+        "attention_multiplier": metadata.optional_number(".attention.scale"),
+        "embedding_multiplier": metadata.optional_number(".embedding_scale"),
+        "residual_multiplier": metadata.optional_number(".residual_scale"),
+        "logits_scaling": metadata.optional_number(".logit_scale"),
     } | _biases(header)
 
 

@@ -51,9 +51,7 @@ def _gemma4(metadata: Metadata, header: GgufHeader) -> Fields:
             },
             _SLIDING: {"rope_type": "default", "rope_theta": metadata.number(".rope.freq_base_swa", 10_000.0)},
         },
-        "final_logit_softcapping": (
-            metadata.number(".final_logit_softcapping") if ".final_logit_softcapping" in metadata else None
-        ),
+        "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
         **_widths(metadata, layers, len(own)),
         **_own_inputs(metadata, header),
         **_experts(metadata),

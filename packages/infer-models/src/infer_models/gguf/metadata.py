@@ -75,6 +75,10 @@ class Metadata:
             raise self.invalid(key, "a number")
         return float(value)
 
+    def optional_number(self, key: str) -> float | None:
+        """Return a number, or None where there is none."""
+        return self.number(key) if key in self else None
+
     def flag(self, key: str, *, default: bool) -> bool:
         """Return true or false."""
         value = self._get(key, default)
