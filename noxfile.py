@@ -23,6 +23,7 @@ TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
 LEFT_OUT = ("-m", "full and not exhaustive")
 OLDEST = ("torch==2.11.*", "triton==3.6.*", "numpy<2.4")  # triton 3.6's interpreter breaks with later versions of numpy
+ORACLES = "tests/oracles"
 OP_TESTS = "packages/infer-kernels/tests/ops"  # over Triton's kernels where they are interpreted, else on a CPU's paths
 
 
@@ -60,7 +61,7 @@ def tests(session: nox.Session, package: str) -> None:
     """Each package alone with only its declared dependencies, then the facts across packages; within ten minutes."""
     if package == "cross":
         sync(session, "--group", "test")
-        run_tests(session, "-m", "not full", "tests", parallel=WAITING_IN_PARALLEL)
+        run_tests(session, "-m", "not full", "tests", ORACLES, parallel=WAITING_IN_PARALLEL)
         return
     sync_package(session, package)
     if package == "kernels":  # Triton interprets all kernels of a process or none
@@ -76,6 +77,13 @@ def simulated_gpu(session: nox.Session) -> None:
     sync(session, "--group", "test")
     plugin = ("-p", "tests.simulated_gpu.cuda_lines")
     session.run(*PYTEST, *plugin, "tests/simulated_gpu", *session.posargs, env=TEST_ENV | {"TRITON_INTERPRET": "1"})
+
+
+@nox.session
+def oracles(session: nox.Session) -> None:
+    """All cases of `tests/oracles`: published templates, vocabularies, converters, configurations, SDKs, schemas."""
+    sync(session, "--group", "test")
+    run_tests(session, "--timeout=3600", ORACLES)
 
 
 @nox.session
