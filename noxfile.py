@@ -58,7 +58,7 @@ def run_tests(
 @nox.session
 @nox.parametrize("package", [nox.param(name, id=name) for name in (*PACKAGES, "cross")])
 def tests(session: nox.Session, package: str) -> None:
-    """Each package alone with only its declared dependencies, then the facts across packages; within ten minutes."""
+    """Each package alone with only its declared dependencies, then the facts across packages."""
     if package == "cross":
         sync(session, "--group", "test")
         run_tests(session, "-m", "not full", "tests", ORACLES, parallel=WAITING_IN_PARALLEL)

@@ -4,13 +4,16 @@ import contextlib
 import html
 import io
 import re
+import tomllib
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from infer_models.config.registry import known_families
 from infer_models.text import TOOL_CALL_FORMATS
 from infer_models.text.chat.tool_formats import tool_call_format_of
 from infer_server import ServerSettings, create_app
@@ -18,25 +21,41 @@ from infer_server.cli import main
 from infer_server.testing import FakeEngine
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["docs/clients.md", "docs/deployment.md", "docs/operations.md", "docs/playground.md", "docs/configuration.md"]
-PAGES += [
-    "README.md",
-    "docs/index.md",
-    "packages/infer-server/README.md",
-    "docs/doctor.md",
-    "docs/agents.md",
-    "docs/compatibility.md",
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md", "benchmarks/README.md", "examples/README.md")
+    for path in sorted(ROOT.glob(pattern))
 ]
-PAGES += ["docs/models.md", "docs/tools.md", "docs/structured-output.md", "docs/embedding.md", "docs/index.md"]
-PAGES += ["docs/changing.md", "SECURITY.md", ".github/ISSUE_TEMPLATE/bug.yml"]
-# Flags of the other programs that these pages show.
-OTHERS = {"--gpus", "--stop-timeout", "--frozen", "--no-default-groups", "--no-cache", "--no-cache-dir"}
-OTHERS |= {"--interval", "--start-period", "--unix-socket", "--minutes", "--warmup-minutes", "--quick"}
-OTHERS |= {"--workload", "--num-requests", "--rate-scale"}
+OTHER_PROGRAMS = {
+    "docs/clients.md": "--unix-socket",  # curl
+    "docs/deployment.md": "--frozen --no-default-groups --no-cache --no-cache-dir --gpus --stop-timeout --interval "
+    "--start-period",  # uv, pip, docker
+    "docs/from-vllm.md": "--calculate-kv-scales",
+    "docs/cpu.md": "--max-model-len --max-num-seqs --no-enable-prefix-caching",  # vLLM
+    "docs/gguf.md": "--no-deps --parallel",  # pip, llama-server
+    "docs/gpu.md": "--all-groups --gpus --index-url --platform --python-version",  # uv, docker, pip
+    "docs/operations.md": "--extra --all-packages",  # uv
+    "docs/quantization.md": "--poll --prio",  # llama-bench
+    "docs/ray.md": "--address --dashboard-host --head --num-cpus --num-gpus --package --route-prefix",  # ray, uv
+    "packages/infer-kernels/README.md": "--wheel --package --out-dir",  # uv
+    "packages/infer-ray/README.md": "--package",
+    "CONTRIBUTING.md": "--group",
+    "CHANGELOG.md": "--address",  # ray
+}
+"""Flags of other programs that these pages show."""
+COMING_FROM = ("docs/from-vllm.md", "docs/from-llama-cpp.md")
+"""Pages whose tables begin with flags of another server."""
+NOT_HERE = {
+    "ggml-cpu/amx/mmq.cpp",  # of llama.cpp
+    "models/llama/modeling_llama.py",  # of `transformers`
+    "benchmarks/results/first-light.json",  # which a command writes
+    "results/x.json",  # a name to be chosen
+}
+"""Paths that pages name and that are not in the repository."""
 FLAG = r"--[a-z][a-z0-9-]+"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def flags() -> set[str]:
     """All flags of `infer-server` and its doctor, from their own help."""
     text = io.StringIO()
@@ -66,9 +85,59 @@ def rows(page: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in table[2:]]
 
 
+@cache
+def flags_of_sources() -> set[str]:
+    """All flags that a program of this repository spells out: benchmarks, examples, the server on Ray."""
+    paths = [*ROOT.glob("benchmarks/src/**/*.py"), *ROOT.glob("examples/**/*.py"), *ROOT.glob("packages/*/src/**/*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (*paths, ROOT / "noxfile.py")]
+    options = text_of("packages/infer-ray/src/infer_ray/options.py")  # each field is a flag of `infer-ray serve`
+    fields = re.findall(r"^    (\w+): ", options, re.MULTILINE)
+    named = re.findall(rf"[\"' ]({FLAG})(?=[\"'= ])", "".join(texts))
+    return {*named, *(f"--{field.replace('_', '-')}" for field in fields)}
+
+
+def own_words(page: str) -> str:
+    """Return a page without the first column of its tables, where that has the words of another server."""
+    text = text_of(page)
+    return re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE) if page in COMING_FROM else text
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_that_a_page_names_is_there(page: str, flags: set[str]) -> None:
-    assert set(re.findall(rf"(?<![\w-]){FLAG}", text_of(page))) - OTHERS - flags == set()
+    known = flags | flags_of_sources() | set(OTHER_PROGRAMS.get(page, "").split())
+    assert set(re.findall(rf"(?<![\w-]){FLAG}", own_words(page))) - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_a_page_names_is_there(page: str) -> None:
+    """A path of code may be written from any folder on: `families/llama.py` of its package."""
+    named = set(re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cpp|h|toml|json|yaml|md))`", text_of(page)))
+    named = {path for path in named if "NAME" not in path}
+    assert {path for path in named if f"/{path}\n" not in files()} - NOT_HERE == set()
+
+
+@cache
+def files() -> str:
+    """Return the files of this repository: a line each, which begins and ends with a slash and a line break."""
+    folders = ("packages", "docs", "tests", "benchmarks", "examples", "scripts", ".ci", ".github")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    return "".join(f"/{path.relative_to(ROOT).as_posix()}\n" for path in (*paths, *ROOT.glob("*.*")))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_package_that_a_page_installs_is_one_of_the_index(page: str) -> None:
+    """Packages of this repository are installed from it: no index has them."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    known = {package["name"] for package in lock["package"] if "registry" in package["source"]}
+    commands = re.findall(r"(?:pip install|uv add|uvx) ([^`\n&#@]*)", text_of(page))
+    words = [word.strip("'") for command in commands for word in command.split()]
+    names = {match[0] for word in words if (match := re.match(r"[A-Za-z][\w-]*(?=$|[=<>\[])", word))}
+    assert names - known - {"pre-commit", "install"} == set()  # `uvx pre-commit install`
+
+
+def test_the_models_page_of_the_package_lists_every_family() -> None:
+    table = text_of("packages/infer-models/README.md")
+    assert [name for name in known_families() if f"`{name}`" not in table] == []
 
 
 def test_every_flag_for_which_vllm_users_are_sent_here_is_there(flags: set[str]) -> None:

@@ -1,11 +1,13 @@
 """Facts between packages: what stays light, what each one shows, that its README's snippet runs."""
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.resources
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,28 @@ def test_the_server_needs_only_what_a_web_server_needs() -> None:
     always = {re.split(r"[^\w-]", each)[0] for each in required if "extra ==" not in each}
     web = {"litestar", "uvicorn", "uvloop", "h11", "msgspec", "cyclopts"}
     assert always == {"infer-engine", *web, "prometheus-client", "python-json-logger"}
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "ray"])
+def test_a_package_declares_each_package_that_it_imports(package: str) -> None:
+    folder = ROOT / "packages" / f"infer-{package}"
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [name for names in project.get("optional-dependencies", {}).values() for name in names]
+    declared = {re.split(r"[^\w-]", each)[0].lower() for each in (project["name"], *project["dependencies"], *extras)}
+    known = importlib.metadata.packages_distributions()
+    for path in folder.glob("src/**/*.py"):
+        if not {"testing", "checks"} & set(path.parts):  # which are for tests
+            for name in imports_of(path) - sys.stdlib_module_names:
+                providers = {each.lower().replace("_", "-") for each in known.get(name, [name])}
+                assert providers & declared, (path, name)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the packages that a module imports when it is imported."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    plain = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    named = {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in plain | named}
 
 
 @pytest.mark.covers("command-line-and-library/generate")

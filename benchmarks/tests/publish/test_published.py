@@ -17,6 +17,7 @@ from infer_bench.publish.check import (
 )
 from infer_bench.publish.declared import Result
 from infer_bench.publish.published import PICTURES, RESULTS, TABLES
+from infer_bench.publish.tree import has_history
 from infer_bench.registry import BENCHMARKS, main
 
 OWN = [result for result in RESULTS if not result.elsewhere]
@@ -74,6 +75,16 @@ def test_a_digit_that_somebody_changes_is_found(page: Path) -> None:
     assert "marked text is not what its results give" in problem
 
 
+@pytest.mark.skipif(not has_history(), reason="git has not all commits, which tell an age")
+def test_a_page_says_that_its_numbers_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    [table] = (table for table in TABLES if table.name == "concurrency/short")
+    monkeypatch.setattr(render, "OLD", 10**6)
+    young = render.text_of(table)
+    monkeypatch.setattr(render, "OLD", -1)
+    assert young is not None
+    assert render.text_of(table) == f"{young}\n\n{render.OLD_NUMBERS}"
+
+
 def test_a_marker_without_a_table_is_found(page: Path) -> None:
     page.write_text(page.read_text() + "\n<!-- published: nonsense -->3<!-- /published -->\n")
     assert any("no table is called `nonsense`" in problem for problem in problems_of(page))
@@ -106,7 +117,7 @@ def test_sections_are_divided_at_headings() -> None:
 def test_a_result_is_of_a_known_commit_and_of_its_command(
     facts: dict[str, str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    monkeypatch.setattr(render, "RESULTS_FOLDER", tmp_path)
     monkeypatch.setattr("infer_bench.publish.check.has_history", lambda: True)
     monkeypatch.setattr("infer_bench.publish.check.is_ancestor", lambda commit: commit == "0123456789ab")
     result = Result(name="engine", command="infer-bench engine", minutes=1)

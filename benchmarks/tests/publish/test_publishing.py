@@ -124,7 +124,7 @@ def test_a_published_result_has_no_path_of_this_machine(tmp_path: Path) -> None:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder for results and pictures; pages are left alone, and the tree has no changes."""
-    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    monkeypatch.setattr(render, "RESULTS_FOLDER", tmp_path)
     monkeypatch.setattr(render, "IMAGES", tmp_path)
     monkeypatch.setattr(render, "pages", list)
     monkeypatch.setattr(run, "ROOT", tmp_path)

@@ -21,21 +21,24 @@ PICTURES_BY_HAND = {
 """Pictures in `docs/images` that show no result."""
 
 _AMX = "a Xeon with AMX, and peers in environments of their own, at the commit that it names; no file was kept"
-_BY_HAND = "measured by hand, on the processor and at the commit that it names"
+BY_HAND = "measured by hand, on the processor and at the commit that it names"
+_BY_HAND_HERE = "measured by hand, on the processor that it names, at the commit that wrote its lines (`git blame`)"
 _LIMIT = "a limit, a goal or a bound, not a measurement"
 _ROUGH = "an order of magnitude, for operators"
 _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     _AMX: (("docs/cpu.md", "## On which CPUs the comparisons hold"),),
-    _BY_HAND: (
-        ("docs/benchmarks.md", "## Kernels on a CPU"),
+    BY_HAND: (
         ("docs/benchmarks.md", "## The host's time of a step"),
         ("docs/cpu.md", "## How it works"),
+        ("docs/cpu.md", "## Where a step's time goes"),
+        ("docs/gpu.md", "## What has run on a GPU"),
+    ),
+    _BY_HAND_HERE: (
+        ("docs/benchmarks.md", "## Kernels on a CPU"),
         ("docs/cpu.md", "## How to measure it"),
         ("docs/cpu.md", "## What gave nothing"),
         ("docs/cpu.md", "## What plain PyTorch gives"),
-        ("docs/cpu.md", "## Where a step's time goes"),
         ("docs/gguf.md", "## Measured"),
-        ("docs/gpu.md", "## What has run on a GPU"),
         ("docs/models.md", "#### What their turns and steps take"),
         ("docs/quantization.md", "## Measured"),
         ("docs/speculation.md", "## What it gains"),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infer_bench.publish.by_hand import PICTURES_BY_HAND, STALE, TYPED
+from infer_bench.publish.by_hand import BY_HAND, PICTURES_BY_HAND, STALE, TYPED
 from infer_bench.publish.declared import Result
 from infer_bench.publish.markers import names_in, without_marked
 from infer_bench.publish.published import PICTURES, RESULTS, TABLES
@@ -13,8 +13,9 @@ from infer_bench.publish.tree import has_history, is_ancestor
 from infer_bench.results import IMAGES, ROOT
 from infer_bench.results import RESULTS as RESULTS_FOLDER
 
+COMMIT = re.compile(r"`[0-9a-f]{7,40}`")
 QUOTED = re.compile(
-    r"`[0-9a-f]{7,40}`"
+    rf"{COMMIT.pattern}"
     r"|\d ?(?:tokens/s|GB/s|[GT]FLOP/s)"
     r"|\d (?:ms|us|µs)\b"
     r"|tokens/s[^|\n]*\|[^|\n]*\d"
@@ -92,12 +93,16 @@ def picture_problems() -> Iterator[str]:
 
 def typed_problems(paths: Sequence[Path]) -> Iterator[str]:
     """Yield sections with numbers that people have typed and that are not known, and known ones without."""
-    found = {
-        (_name(path), heading)
+    texts = {
+        (_name(path), heading): text
         for path in paths
         for heading, text in sections_of(without_marked(path.read_text(encoding="utf-8")))
         if QUOTED.search(text)
     }
+    found = set(texts)
+    for page, heading in sorted(each for each in found if TYPED.get(each) == BY_HAND):
+        if not COMMIT.search(texts[page, heading]):
+            yield f"{page}, `{heading}`: names no commit, and its reason in `TYPED` says that it does"
     for page, heading in sorted(found - set(TYPED)):
         yield f"{page}, `{heading}`: has a number outside markers; publish it, or give the reason in `TYPED`"
     for page, heading in sorted(set(TYPED) - found):

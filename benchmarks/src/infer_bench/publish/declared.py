@@ -19,12 +19,14 @@ class Result:
             this interpreter. Of a result from elsewhere: None, its file says it.
         minutes: that it takes on two quiet cores.
         elsewhere: why the publication does not run it: what it needs that is not here. Empty: it does.
+        measures: the code that it speaks of, in pathspecs of git: their commits are the age of its numbers.
     """
 
     name: str
     command: str | None = None
     minutes: float = 0.0
     elsewhere: str = ""
+    measures: tuple[str, ...] = (":(glob)packages/*/src/**",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

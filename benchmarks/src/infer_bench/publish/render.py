@@ -10,13 +10,18 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
-from infer_bench.publish.declared import Json, Picture, Table
+from infer_bench.publish.declared import Json, Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in
-from infer_bench.publish.published import PICTURES, TABLES
-from infer_bench.results import IMAGES, RESULTS, ROOT
+from infer_bench.publish.published import PICTURES, RESULTS, TABLES
+from infer_bench.publish.tree import commits_since, has_history, is_ancestor
+from infer_bench.results import IMAGES, ROOT
+from infer_bench.results import RESULTS as RESULTS_FOLDER
 
 STAMP = "Source"
 """The text in a PNG that says which result it shows."""
+OLD = 300
+"""The number of commits of its code after which a page says that a number is old."""
+OLD_NUMBERS = f"**Old numbers:** more than {OLD} commits of the code that they speak of have come since."
 
 
 def pages() -> list[Path]:
@@ -30,7 +35,7 @@ def pages() -> list[Path]:
 
 def result_path(name: str) -> Path:
     """Return where a result lies."""
-    return RESULTS / f"{name}.json"
+    return RESULTS_FOLDER / f"{name}.json"
 
 
 def load(name: str) -> Json:
@@ -45,10 +50,21 @@ def save(name: str, result: Json) -> None:
 
 
 def text_of(table: Table) -> str | None:
-    """Return a table's Markdown; None where one of its results has not been published."""
-    if not all(result_path(source).exists() for source in table.sources):
+    """Return a table's Markdown, with a sentence below where its numbers are old.
+
+    None where one of its results has not been published, or git cannot tell their age.
+    """
+    if not all(result_path(source).exists() for source in table.sources) or not has_history():
         return None
-    return table.render(*(load(source) for source in table.sources))
+    text = table.render(*(load(source) for source in table.sources))
+    is_old = any(age_of(result) > OLD for result in RESULTS if result.name in table.sources)
+    return f"{text}\n\n{OLD_NUMBERS}" if is_old and "\n" in text else text
+
+
+def age_of(result: Result) -> int:
+    """Return how many commits have changed the code that a result speaks of since it was measured."""
+    commit = load(result.name)["environment"]["commit"].removesuffix("-dirty")
+    return commits_since(commit, *result.measures) if is_ancestor(commit) else 0
 
 
 def filled(path: Path) -> str:

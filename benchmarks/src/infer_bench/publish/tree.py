@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from functools import cache
 
 from infer_bench.results import ROOT
 
@@ -31,6 +32,12 @@ def is_ancestor(commit: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@cache
+def commits_since(commit: str, *paths: str) -> int:
+    """Return how many commits after `commit` have changed one of `paths`, relative to the repository."""
+    return int(git("rev-list", "--count", f"{commit}..HEAD", "--", *paths))
 
 
 def has_history() -> bool:

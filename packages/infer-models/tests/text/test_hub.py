@@ -16,6 +16,7 @@ from infer_models.hub import (
     INSTRUCT_MODEL_NAME,
     default_model_name,
     demo_model_folder,
+    recommended_sampling,
     resolve_checkpoint,
 )
 
@@ -47,6 +48,8 @@ def test_no_model_is_one_that_answers_where_it_is_installed(tmp_path: Path, monk
     assert default_model_name() == INSTRUCT_MODEL_NAME
     assert resolve_checkpoint(None) == resolve_checkpoint(INSTRUCT_MODEL_NAME) == file
     assert resolve_checkpoint(DEMO_MODEL_NAME) == demo_model_folder()
+    assert dict(recommended_sampling(file)) == {"temperature": 0.2, "top_p": 0.9}
+    assert not recommended_sampling(demo_model_folder())
 
 
 @pytest.mark.usefixtures("without_instruct_model")

@@ -16,7 +16,7 @@ from infer_engine.doctor.model_reading import (
     without_weights,
 )
 from infer_engine.doctor.reporter import Reporter, size
-from infer_engine.frontend.generation_config import FILE, sampling_defaults
+from infer_engine.frontend.generation_config import sampling_defaults
 from infer_engine.model_runner.loading.rank_loading import LoadedRank
 from infer_engine.protocol import CheckpointUnusableError
 from infer_engine.sizing import KVMemory, kv_memory, resolve_device
@@ -119,7 +119,7 @@ def _examine_tokenizer(reporter: Reporter, read: ReadModel) -> None:
     defaults = sampling_defaults(read.engine_config, read.folder).given
     if defaults:
         said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
-        reporter.ok("sampling defaults", f"{FILE} has {said}, for requests that leave them out")
+        reporter.ok("sampling defaults", f"{said}, for requests that leave them out")
 
 
 def _examine_chat(reporter: Reporter, tokenizer: Tokenizer) -> None:

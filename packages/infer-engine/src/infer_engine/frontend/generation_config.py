@@ -10,8 +10,6 @@ from infer_models.config.generation_config import read_generation_fields
 
 logger = logging.getLogger(__name__)
 
-FILE = "generation_config.json"
-
 
 def sampling_defaults(config: EngineConfig, folder: Path) -> SamplingDefaults:
     """Return the defaults of the model in `folder`, or none if the configuration says so.
@@ -22,13 +20,14 @@ def sampling_defaults(config: EngineConfig, folder: Path) -> SamplingDefaults:
     if config.generation_config != "auto":
         return SamplingDefaults()
     fields = read_generation_fields(folder)
-    defaults = SamplingDefaults(**_checked(_in_our_words(fields.taken)))
+    defaults = SamplingDefaults(**_checked(_in_our_words(fields.taken), fields.source))
     if defaults.given:
         said = ", ".join(f"{name} {value:g}" for name, value in defaults.given.items())
         # A warning, as it changes answers: `SamplingParams` of a program are taken as they are.
-        logger.warning("Requests that do not say how get %s of %s; `generation_config` `none` stops that", said, FILE)
+        message = "Requests that do not say how get %s of %s; `generation_config` `none` stops that"
+        logger.warning(message, said, fields.source)
     for name, value in fields.untaken.items():
-        logger.warning("`%s` of %s is %r, which is not taken", name, FILE, value)
+        logger.warning("`%s` of %s is %r, which is not taken", name, fields.source, value)
     return defaults
 
 
@@ -48,14 +47,14 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return the values that a request may have; of others the log has a warning."""
     kept = {}
     for name, value in values.items():
         try:
             SamplingParams(**{name: value})
         except ValueError as error:
-            logger.warning("A value of %s is not taken: %s", FILE, error)
+            logger.warning("A value of %s is not taken: %s", source, error)
         else:
             kept[name] = value if name in ("top_k", "max_tokens") else float(value)
     return kept

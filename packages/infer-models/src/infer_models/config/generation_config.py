@@ -11,6 +11,7 @@ from infer_models.config.wrappers import text_fields
 from infer_models.gguf.architectures import sampling_fields
 from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
 from infer_models.gguf.end_tokens import end_token_ids
+from infer_models.hub import recommended_sampling
 
 TAKEN = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -75,9 +76,12 @@ class GenerationFields:
     """Recommendations of a checkpoint, unchecked.
 
     Attributes:
+        source: where they come from, for a message.
         taken: fields of `TAKEN` that are there and not null.
         untaken: further fields that would change answers.
     """
+
+    source: str
 
     taken: Mapping[str, Any]
     untaken: Mapping[str, Any]
@@ -86,15 +90,19 @@ class GenerationFields:
 def read_generation_fields(folder: Path) -> GenerationFields:
     """Return the fields of `generation_config.json` in a folder, or of a GGUF file's metadata; none where it has none.
 
+    What is known of an installed model counts where its file does not say.
+
     Raises:
         CheckpointError: the file is damaged.
     """
     path = folder / "generation_config.json"
+    known = recommended_sampling(folder)
     if is_gguf(folder):
-        fields: dict[str, Any] = sampling_fields(read_model_header(folder))
+        fields: dict[str, Any] = {**known, **sampling_fields(read_model_header(folder))}
     else:
         fields = JsonFields.from_file(path).as_dict() if path.exists() else {}
     return GenerationFields(
+        source="the model's makers" if known else folder.name if is_gguf(folder) else path.name,
         taken={name: fields[name] for name in TAKEN if name in fields},
         untaken={
             name: fields[name] for name, neutral in _NEUTRAL.items() if name in fields and fields[name] not in neutral
