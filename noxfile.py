@@ -109,6 +109,22 @@ def clients(session: nox.Session) -> None:
 
 
 @nox.session
+def real_clients(session: nox.Session) -> None:
+    """Agents, SDKs and agent libraries from npm and PyPI in whole loops with tools; needs Node.js 20 for npm's."""
+    sync(session, "--group", "test")
+    session.install("langchain-openai", "langchain-anthropic", "pydantic-ai-slim[openai]", "instructor", "litellm")
+    session.install("openai-agents")
+    folder = Path(session.create_tmp()).resolve()
+    if shutil.which("npm"):
+        shutil.copyfile("tests/clients/node/package.json", folder / "package.json")
+        with session.chdir(folder):
+            session.run("npm", "install", "--no-audit", "--no-fund", external=True)
+    env = TEST_ENV | {"INFER_NODE_CLIENTS": str(folder)}
+    ignored = ("-W", "default")  # clients' own warnings
+    session.run(*PYTEST, *ignored, "tests/clients", *session.posargs, env=env)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """The playground in a real headless Chromium (Debian's package `chromium`, or INFER_CHROMIUM=path)."""
     sync(session, "--group", "test", "--group", "browser")

@@ -1,13 +1,15 @@
-"""A tiny Llama that gives one answer: the pieces of a script, one token each.
+"""A tiny Llama that gives an answer: the pieces of a script, one token each.
 
 The layer adds nothing to the residual stream, so the last token alone decides the next one: the head is a table of
 which token follows which. Whatever is no piece of the script, such as the end of a prompt, is followed by the first.
+A template that ends prompts with other special tokens lets each of them have a script of its own.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
@@ -30,7 +32,9 @@ def save_scripted(
     chat_template: str = CHATML_TEMPLATE,
     special_tokens: Sequence[str] = (),
     added_tokens: Sequence[str] = (),
+    further: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ends: bool = True,
+    length: int = 4096,
 ) -> None:
     """Save a model that answers each prompt with the pieces of `script` in greedy decoding, and then ends.
 
@@ -42,24 +46,31 @@ def save_scripted(
         chat_template: written into `chat_template.jinja`.
         special_tokens: further special tokens; `<s>`, `</s>` and the two of ChatML are there.
         added_tokens: further tokens that are no special ones.
+        further: scripts of the prompts that end with these special tokens.
         ends: `</s>` follows the last piece; without it the last piece is repeated for ever.
+        length: of the context, in tokens.
 
     Raises:
         ValueError: a piece is there twice, so it has two successors.
     """
-    if len(set(script)) < len(script):
+    written = [piece for each in (script, *further.values()) for piece in each]
+    if len(set(written)) < len(written):
         raise ValueError("A piece of the script is there twice; split the text in another way.")
-    controls = [*_ENDS, *_CHATML_TOKENS, *special_tokens]
+    controls = [*_ENDS, *_CHATML_TOKENS, *special_tokens, *further]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     named = {*controls, *added_tokens}
-    pieces = [piece if piece in named else level.pre_tokenize_str(piece)[0][0] for piece in script]
-    tokens = list(dict.fromkeys([*controls, *added_tokens, *sorted(pre_tokenizers.ByteLevel.alphabet()), *pieces]))
+    spelled = {piece: piece if piece in named else level.pre_tokenize_str(piece)[0][0] for piece in written}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = list(dict.fromkeys([*controls, *added_tokens, *alphabet, *spelled.values()]))
     ids = {token: index for index, token in enumerate(tokens)}
     folder.mkdir(parents=True, exist_ok=True)
     _save_tokenizer(folder, ids, controls, added_tokens)
     (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-    last = ids["</s>"] if ends else ids[pieces[-1]]
-    _save_model(folder, len(tokens), [*(ids[piece] for piece in pieces), last], eos_token_id=ids["</s>"])
+    paths = []
+    for key, pieces in {None: script, **further}.items():
+        path = [ids[spelled[piece]] for piece in pieces]
+        paths.append([*([ids[key]] if key else []), *path, ids["</s>"] if ends else path[-1]])
+    _save_model(folder, len(tokens), paths, length=length, eos_token_id=ids["</s>"])
 
 
 def _save_tokenizer(folder: Path, ids: dict[str, int], special: Sequence[str], added: Sequence[str]) -> None:
@@ -73,11 +84,13 @@ def _save_tokenizer(folder: Path, ids: dict[str, int], special: Sequence[str], a
     (folder / "tokenizer_config.json").write_text(json.dumps(fields), encoding="utf-8")
 
 
-def _save_model(folder: Path, vocab_size: int, path: Sequence[int], *, eos_token_id: int) -> None:
+def _save_model(
+    folder: Path, vocab_size: int, paths: Sequence[Sequence[int]], *, length: int, eos_token_id: int
+) -> None:
     hidden_size = -(-vocab_size // 64) * 64
     head = torch.zeros(vocab_size, hidden_size)
-    head[path[0], :vocab_size] = 1
-    for token, following in pairwise(path):
+    head[paths[0][0], :vocab_size] = 1
+    for token, following in (pair for path in paths for pair in pairwise(path)):
         head[:, token] = 0
         head[following, token] = 1
     attention_size = _HEADS * _HEAD_DIM
@@ -105,7 +118,7 @@ def _save_model(folder: Path, vocab_size: int, path: Sequence[int], *, eos_token
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _HEADS,
         "head_dim": _HEAD_DIM,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": length,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
