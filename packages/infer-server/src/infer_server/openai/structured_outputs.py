@@ -13,11 +13,10 @@ from infer_engine.protocol.structured_outputs import KINDS, MAX_CHARACTERS, MAX_
 from infer_server.api.fields import described
 from infer_server.api.sampling_fields import SamplingFields
 from infer_server.api.validation import out_of_range, refused_format
-from infer_server.errors import shorten
+from infer_server.openai.response_format import WHITESPACE, ResponseFormat, place_in, wanted_by
 
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
 
-_TYPES = ("text", "json_object", "json_schema")
 # Fields whose value is all of an attribute of `StructuredOutputs`.
 _WHOLE_FIELDS = {
     "guided_json": "json",
@@ -27,34 +26,6 @@ _WHOLE_FIELDS = {
     "grammar": "grammar",
     "json_schema": "json",
 }
-STRICT = "True: a schema that cannot be kept in full is refused. Otherwise what cannot be kept of it is left out."
-WHITESPACE = (
-    "Between the tokens of JSON. `compact`: at most one blank, after a comma or a colon. `any`: line breaks and "
-    "indentation too. Left out: as the server is set."
-)
-
-
-class JSONSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A schema, and what OpenAI's clients say about it."""
-
-    schema: Annotated[dict[str, Any], described("A JSON Schema (draft 2020-12).")]
-    name: Annotated[str | None, described("Accepted without effect.")] = None
-    description: Annotated[str | None, described("Accepted without effect.")] = None
-    strict: Annotated[bool | None, described(STRICT)] = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text looks like, as OpenAI's clients say it."""
-
-    type: Annotated[str, described("Any text, a JSON object, or JSON that matches a schema.", enum=list(_TYPES))]
-    json_schema: Annotated[JSONSchemaFormat | None, described("The schema of the type `json_schema`.")] = None
-    schema: Annotated[
-        dict[str, Any] | None, described("The schema itself, as llama.cpp's clients send it, also with `json_object`.")
-    ] = None
-    name: Annotated[str | None, described("Accepted without effect.")] = None
-    description: Annotated[str | None, described("Accepted without effect.")] = None
-    strict: Annotated[bool | None, described(STRICT)] = None
-    whitespace: Annotated[Whitespace | None, described(WHITESPACE)] = None
 
 
 class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +88,7 @@ def structured_outputs_of(body: FormatFields) -> StructuredOutputs | None:
     for name, kind in _WHOLE_FIELDS.items():
         if (value := getattr(body, name)) is not None:
             found.append((name, {kind: value}))
-    if body.response_format is not None and (wanted := _of_response_format(body.response_format)) is not None:
+    if body.response_format is not None and (wanted := wanted_by(body.response_format)) is not None:
         found.append(("response_format", wanted))
     pattern = body.guided_whitespace_pattern
     if pattern is not None:
@@ -138,10 +109,8 @@ def format_place(body: FormatFields) -> tuple[str, str]:
     for name in ("structured_outputs", *_WHOLE_FIELDS):
         if getattr(body, name) is not None:
             return name, name
-    if body.response_format is None:
-        return "tools", "tools"  # whose arguments have a grammar
-    inside = "json_schema.schema" if body.response_format.schema is None else "schema"
-    return f"response_format.{inside}", "response_format"
+    place = None if body.response_format is None else place_in(body.response_format)
+    return ("tools", "tools") if place is None else (place, "response_format")  # arguments of tools have a grammar
 
 
 def _check(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
@@ -156,35 +125,3 @@ def _of_field(field: StructuredOutputsField) -> dict[str, Any]:
     wanted = {kind: getattr(field, kind) for kind in (*KINDS, "whitespace_pattern")}
     compact = "compact" if field.disable_any_whitespace else None
     return wanted | {"whitespace": field.whitespace or compact, "strict": field.strict is not False}
-
-
-def _of_response_format(response_format: ResponseFormat) -> dict[str, Any] | None:
-    if response_format.type not in _TYPES:
-        raise out_of_range(
-            "response_format",
-            f"`response_format.type` is {shorten(response_format.type, 40)!r}; send one of {', '.join(_TYPES)}.",
-        )
-    wrapped, schema = response_format.json_schema, response_format.schema
-    if wrapped is not None and schema is not None:
-        raise out_of_range(
-            "response_format", "`response_format` has `json_schema` and `schema`; send only one of them."
-        )
-    if (wrapped is not None and response_format.type != "json_schema") or (schema and response_format.type == "text"):
-        name = "schema" if schema else "json_schema"
-        raise out_of_range(
-            "response_format", f"`response_format.{name}` belongs to the type `json_schema`; send both, or neither."
-        )
-    strict = bool(response_format.strict if wrapped is None else wrapped.strict)
-    wanted = {"whitespace": response_format.whitespace, "strict": strict}
-    match response_format.type:
-        case "text":
-            return None
-        case "json_object":
-            return wanted | ({"json": {"type": "object"} | schema} if schema else {"json_object": True})
-        case _ if wrapped is None and schema is None:
-            raise out_of_range(
-                "response_format",
-                "`response_format.json_schema` is missing; send it with the type `json_schema`.",
-            )
-        case _:
-            return wanted | {"json": schema if wrapped is None else wrapped.schema}
