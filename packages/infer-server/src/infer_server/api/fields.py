@@ -36,8 +36,8 @@ def restricted(description: str, *, allow: tuple[object, ...] = (), send: str = 
 
 
 def another_name(of: str) -> msgspec.Meta:
-    """Return the annotation of a field that other servers or clients have for the field `of`."""
-    return msgspec.Meta(description=f"Another name of `{of}`.", extra={"another_name_of": of})
+    """Return the annotation of a field that others have for the field `of`, whose schema it has in the document."""
+    return msgspec.Meta(extra={"another_name_of": of})
 
 
 @functools.cache

@@ -23,7 +23,14 @@ from infer_server.api.shared_fields import (
 from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, check_range, out_of_range
 from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt, with_documents
-from infer_server.openai.chat.tool_fields import TOOLS, function_settings, tool_settings
+from infer_server.openai.chat.tool_fields import (
+    FUNCTION_CALL,
+    FUNCTION_CHOICES,
+    FUNCTIONS,
+    TOOLS,
+    function_settings,
+    tool_settings,
+)
 from infer_server.openai.content_parts import Content, read_content
 from infer_server.openai.generation_fields import GenerationFields, generation_params, most_tokens
 from infer_server.openai.tool_choice import TOOL_CHOICE, ToolSettings
@@ -90,13 +97,8 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
     prediction: Prediction | None = None
-    functions: Annotated[
-        list[dict[str, Any]] | None,
-        described("The functions of `tools` in the older API's words; then an answer has one `function_call`."),
-    ] = None
-    function_call: Annotated[
-        str | dict[str, Any] | None, described("The `tool_choice` among `functions`: `none`, `auto` or a name.")
-    ] = None
+    functions: Annotated[list[dict[str, Any]] | None, FUNCTIONS] = None
+    function_call: Annotated[str | dict[str, Any] | None, FUNCTION_CALL] = None
 
 
 def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
@@ -130,11 +132,11 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
 
 
 def _tool_settings(body: ChatBody) -> ToolSettings:
-    if not body.functions:
-        return tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-    if body.tools:
+    if body.functions and body.tools:
         raise out_of_range("functions", "`functions` and `tools` are both given; send `tools` alone.")
-    return function_settings(body.functions, body.function_call)
+    if body.functions or body.function_call not in (None, *FUNCTION_CHOICES):
+        return function_settings(body.functions or [], body.function_call)
+    return tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
 
 
 def _prediction(prediction: Prediction | None) -> str | None:

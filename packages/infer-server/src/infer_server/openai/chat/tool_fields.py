@@ -14,8 +14,8 @@ from infer_server.api.fields import described
 from infer_server.api.history import read_arguments
 from infer_server.api.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.api.tools import MAX_TOOLS, check_forced_tool, check_tools
-from infer_server.api.validation import unsupported
-from infer_server.errors import missing
+from infer_server.api.validation import out_of_range, unsupported
+from infer_server.errors import missing, shorten
 from infer_server.openai.tool_choice import FunctionName, ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, object_type
 from infer_server.openapi import schema_of
@@ -69,6 +69,15 @@ TOOLS = described(
     "What the model may call; templates get it as it is.",
     oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(ToolDefinition)}, {"type": "null"}],
 )
+FUNCTIONS = described(
+    "The functions of `tools` in the words of the older API: an answer has one `function_call`.",
+    oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(FunctionDefinition)}, {"type": "null"}],
+)
+FUNCTION_CHOICES = ("none", "auto")
+FUNCTION_CALL = described(
+    "The `tool_choice` among `functions`.",
+    oneOf=[{"enum": list(FUNCTION_CHOICES)}, schema_of(FunctionName), {"type": "null"}],
+)
 _OF_PROXIES = ("cache_control",)
 _INSIDE = ("name", "description", "parameters", "input_schema", "strict")
 
@@ -100,6 +109,10 @@ def function_settings(functions: list[dict[str, Any]], choice: str | dict[str, A
         for function, each in zip(read, functions, strict=True)
     )
     check_tools(offered, places=places)
+    if isinstance(choice, str) and choice not in FUNCTION_CHOICES:
+        raise out_of_range(
+            "function_call", f"`function_call` is {shorten(choice, 40)!r}; send `none`, `auto` or a function's name."
+        )
     if isinstance(choice, dict):
         name = decode_object(choice, FunctionName, at="function_call").name
         check_forced_tool(name, offered, param="function_call.name")
