@@ -9,7 +9,7 @@ from infer_engine.protocol.structured_outputs import Whitespace
 from infer_server.api.fields import described
 from infer_server.api.validation import out_of_range
 from infer_server.errors import shorten
-from infer_server.openai.response_format import STRICT, WHITESPACE
+from infer_server.openai.structured_outputs import STRICT, WHITESPACE
 
 _TYPES = ("text", "json_object", "json_schema")
 
