@@ -1,5 +1,7 @@
 """Errors of requests that are refused before they enter the queue, and of engines that cannot start."""
 
+from typing import Any
+
 
 class CheckpointUnusableError(Exception):
     """The checkpoint cannot be used; the message is one line that names the file and the cause."""
@@ -22,6 +24,10 @@ class RequestRefusedError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let pools of processes pass it on: constructors take other arguments than the message."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class InvalidRequestError(RequestRefusedError):
