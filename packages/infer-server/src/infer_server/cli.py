@@ -8,6 +8,7 @@ What cannot work is one line on standard error and exit code 2.
 import asyncio
 import dataclasses
 import importlib
+import logging
 import math
 import os
 import signal
@@ -22,7 +23,7 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
-from infer_engine.protocol import Engine, EngineConfig, EngineStartError
+from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineStartError
 from infer_engine.protocol.config import DType, KVCacheDType, Quantization
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_server.banner import banner
@@ -35,6 +36,8 @@ from infer_server.connections.unix_listener import unix_listener
 from infer_server.observability.logs import configure_logging
 from infer_server.observability.tracing import require_tracing_extra
 from infer_server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
@@ -187,5 +190,10 @@ def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineF
         )
     try:
         return build_engine(config)
+    except CheckpointUnusableError:
+        raise
     except ValueError as error:
         raise EngineStartError(str(error)) from error
+    except Exception as error:
+        logger.debug("The engine cannot load.", exc_info=True)
+        raise EngineStartError.by(error) from error

@@ -10,6 +10,14 @@ class CheckpointUnusableError(Exception):
 class EngineStartError(Exception):
     """The engine cannot start: the configuration asks for something missing, or its process ended while it loaded."""
 
+    @classmethod
+    def by(cls, error: Exception) -> "EngineStartError":
+        """Return the error of a start that an `error` has ended which no configuration explains."""
+        if isinstance(error, cls):
+            return error
+        message = f"{type(error).__name__}: {error}".rstrip(": ")
+        return cls(f"The engine cannot load: {message} (`--log-level debug` logs where)")
+
 
 class RequestRefusedError(Exception):
     """A request was refused before it entered the queue; nothing was computed or allocated for it.
