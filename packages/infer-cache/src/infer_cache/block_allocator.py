@@ -8,9 +8,14 @@ from infer_cache.free_extents import FreeExtents
 class OutOfBlocksError(RuntimeError):
     """More blocks were asked for than are free; nothing has changed."""
 
-    def __init__(self, *, num_asked: int, num_free: int, num_blocks: int) -> None:
+    def __init__(self, num_asked: int, num_free: int, num_blocks: int) -> None:
         """Say how many blocks were asked for, and how many of the pool's `num_blocks` are free."""
-        super().__init__(
+        super().__init__(num_asked, num_free, num_blocks)
+
+    def __str__(self) -> str:
+        """Return the message."""
+        num_asked, num_free, num_blocks = self.args
+        return (
             f"`allocate` was asked for {num_asked} blocks but {num_free} of {num_blocks} are free; free some first, or "
             "raise `num_kv_blocks`."
         )
@@ -73,7 +78,7 @@ class BlockAllocator:
         if count < 0:
             raise ValueError(f"`count` is {count}; it must be at least 0.")
         if count > self.num_free:
-            raise OutOfBlocksError(num_asked=count, num_free=self.num_free, num_blocks=self.num_blocks)
+            raise OutOfBlocksError(count, self.num_free, self.num_blocks)
         block_ids: list[int] = []
         if after is not None:
             block_ids += self._free.take_at(after + 1, count)

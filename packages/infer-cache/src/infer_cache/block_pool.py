@@ -91,7 +91,7 @@ class BlockPool:
         """
         num_missing = count - self._allocator.num_free
         if num_missing > len(self._idle):
-            raise OutOfBlocksError(num_asked=count, num_free=self.num_free, num_blocks=self.num_blocks)
+            raise OutOfBlocksError(count, self.num_free, self.num_blocks)
         for _ in range(num_missing):
             self.uncache_block(next(iter(self._idle)))
             self.num_evictions += 1

@@ -105,7 +105,7 @@ class ContiguousKVCacheManager:
             raise ValueError(f"`sequence_id` {sequence_id!r} has a slot already; `release` it first.")
         if not self.fits(num_tokens, hit):
             num_asked = -(-num_tokens // self._block_size)
-            raise OutOfBlocksError(num_asked=num_asked, num_free=self.num_free_blocks, num_blocks=self.num_blocks)
+            raise OutOfBlocksError(num_asked, self.num_free_blocks, self.num_blocks)
         (slot,) = self._slots.allocate(1)
         self._holder_of[slot] = sequence_id
         self._slot_of[sequence_id] = slot

@@ -377,7 +377,7 @@ class PagedKVCacheManager:
         ):
             num_asked, pool = end - first - num_shared // self._block_size, group.block_pool
             if num_asked > pool.num_free:
-                return OutOfBlocksError(num_asked=num_asked, num_free=pool.num_free, num_blocks=pool.num_blocks)
+                return OutOfBlocksError(num_asked, pool.num_free, pool.num_blocks)
         return None
 
     def _reserved_ends(self, num_tokens: int, hit: PrefixHit) -> list[int]:

@@ -1,8 +1,9 @@
 """`LLM`: generates in the caller's thread, for use as a library."""
 
+import os
 import weakref
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,15 +12,17 @@ import msgspec
 
 from infer_engine.assembly.core import build_core
 from infer_engine.assembly.engine import build_input_processor
-from infer_engine.frontend.completion import Completion, CompletionBuilder, Prompt
+from infer_engine.frontend.completion import Completion, CompletionBuilder
 from infer_engine.frontend.input_processor import ProcessedInput, grammars_of
 from infer_engine.frontend.progress import Progress
+from infer_engine.frontend.prompt_forms import PromptForm, read_prompt, read_prompts
 from infer_engine.frontend.sync_engine import SyncEngine
 from infer_engine.protocol import (
     ChatMessage,
     ChatPrompt,
     EngineConfig,
     EngineStats,
+    EngineUnavailableError,
     GenerateRequest,
     SamplingParams,
     StepOutput,
@@ -57,6 +60,7 @@ class LLM:
             )
         built = build_core(config)
         weakref.finalize(self, built.close)  # also when the interpreter ends
+        self._pid = os.getpid()
         self._core = built.core
         self._engine = SyncEngine(built.core)
         self._input_processor = build_input_processor(built.tokenizer, config, built.info)
@@ -76,7 +80,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptForm | Iterable[PromptForm],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
@@ -90,7 +94,8 @@ class LLM:
         are not affected.
 
         Args:
-            prompts: one prompt or several, each text or token ids.
+            prompts: one prompt or several, each a text, token ids (whole numbers in a list, a tuple, an array or a
+                tensor), or one of these in a dict, as `prompt` or `prompt_token_ids`.
             params: one for all prompts, or one per prompt, taken as they are; None takes `default_params`.
             priority: with the `priority` policy lower numbers come first.
             cache_salt: prompts share cached prefixes only with those of the same salt.
@@ -98,10 +103,11 @@ class LLM:
             use_tqdm: show a progress bar on standard error.
 
         Raises:
-            RequestRefusedError: a prompt is empty, too long, or has ids outside the vocabulary; nothing is generated.
+            RequestRefusedError: a prompt is empty, too long, or has ids outside the vocabulary, or this process is a
+                fork of the one that loaded the model and computes with threads; nothing is generated.
             ValueError: there are not as many `params` as prompts.
         """
-        prompt_list = _to_list(prompts)
+        prompt_list = read_prompts(prompts)
         per_prompt = params if isinstance(params, Sequence) else [params or self.default_params] * len(prompt_list)
         if len(per_prompt) != len(prompt_list):
             raise ValueError(
@@ -180,7 +186,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: PromptForm,
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
@@ -200,7 +206,7 @@ class LLM:
         if params.n != 1:
             raise ValueError(f"`n` is {params.n}; a stream is one answer: use `generate`, or one stream for each.")
         request = GenerateRequest(
-            prompt=_normalize(prompt),
+            prompt=read_prompt(prompt),
             params=params,
             clip_max_tokens=clips,
             priority=priority,
@@ -229,12 +235,28 @@ class LLM:
             finished = False
             while not finished:
                 while not outputs:
-                    self._engine.step()
+                    self._step()
                 output = outputs.popleft()
                 finished = output.finished
                 yield output
         finally:
             self._engine.abort(processed.submission.request_id)
+
+    def _step(self) -> EngineStats:
+        """Compute a step.
+
+        Raises:
+            EngineUnavailableError: this process would wait for threads that only its parent has.
+        """
+        if os.getpid() != self._pid:
+            import torch  # noqa: PLC0415 - a process that has loaded a model has it
+
+            if torch.get_num_threads() > 1:
+                raise EngineUnavailableError(
+                    f"This `LLM` was loaded by process {self._pid}, of which this one is a fork without its threads; "
+                    "load one in each process, start processes by `spawn`, or set `OMP_NUM_THREADS=1`."
+                )
+        return self._engine.step()
 
     def _run(self, requests: Sequence[GenerateRequest], *, use_tqdm: bool) -> list[Completion]:
         sequences = [
@@ -247,7 +269,7 @@ class LLM:
                 for builder, processed in sequences:
                     self._engine.submit(processed, progress.counted(builder.add))
                 while progress.num_finished < len(sequences):
-                    progress.show(self._engine.step())
+                    progress.show(self._step())
             finally:  # an interrupted call must not leave requests in the engine
                 for _, processed in sequences:
                     self._engine.abort(processed.submission.request_id)
@@ -256,14 +278,3 @@ class LLM:
 
 def _message(message: ChatMessage | Mapping[str, Any]) -> ChatMessage:
     return message if isinstance(message, ChatMessage) else msgspec.convert(message, ChatMessage)
-
-
-def _to_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [_normalize(prompts)]  # type: ignore[arg-type]  # narrowed by the test
-    return [_normalize(prompt) for prompt in prompts]  # type: ignore[arg-type]  # narrowed by the test
-
-
-def _normalize(prompt: Prompt) -> Prompt:
-    """Return a text as it is, and token ids of any sequence type as a list."""
-    return prompt if isinstance(prompt, str) else list(prompt)

@@ -146,11 +146,33 @@ def size_step(
     )
 
 
-def free_host_memory() -> int:
-    """Return the bytes of main memory that are free: the machine's, or those that a container's limit leaves."""
-    available: int = psutil.virtual_memory().available
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of main memory that are free: the machine's, or those that a container's limit leaves.
+
+    Attributes:
+        free: bytes that are certainly free.
+        most: bytes that may be: more where the system hides how much it could take back.
+    """
+
+    free: int
+    most: int
+
+
+def host_memory() -> HostMemory:
+    """Return how much main memory is free for this process.
+
+    Hardened units (`ProcSubset=pid`) and some sandboxes hide `/proc/meminfo`. Free pages are told then, but not the
+    page cache, which the system can take back.
+    """
+    try:
+        free = most = psutil.virtual_memory().available
+    except OSError:
+        page_size = os.sysconf("SC_PAGE_SIZE")
+        free, most = (os.sysconf(name) * page_size for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
     limit = read_host_limits().memory
-    return available if limit is None else min(available, limit.free)
+    left = most if limit is None else limit.free
+    return HostMemory(free=min(free, left), most=min(most, left))
 
 
 def check_weights_fit(num_bytes: int, *, num_ranks: int, memory: MemoryLimit | None) -> None:
@@ -176,10 +198,10 @@ def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: i
     quarter of the memory that machine and container have free, divided among the replicas and their ranks.
     """
     if device.type == "cpu":
-        free = free_host_memory()
+        memory = host_memory()
         num_ranks = config.tensor_parallel_size
-        share = int(free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
-        return KVMemory(share=share, free=free // num_ranks)
+        share = int(memory.free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
+        return KVMemory(share=share, free=memory.most // num_ranks)
     free, total = torch.cuda.mem_get_info(device)
     share = int(total * config.gpu_memory_utilization) - (total - free) - activation_bytes
     return KVMemory(share=max(0, share), free=free)

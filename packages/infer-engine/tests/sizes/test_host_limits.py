@@ -221,6 +221,21 @@ def test_the_kv_cache_takes_its_share_of_what_the_container_leaves(monkeypatch: 
     assert (of_rank.free // MIB, of_rank.share // MIB) == (200, 25)
 
 
+def test_hidden_memory_is_what_the_system_and_the_container_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden() -> None:
+        raise FileNotFoundError("/proc/meminfo")
+
+    pages = {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 400 * MIB // 4096, "SC_PHYS_PAGES": 1000 * MIB // 4096}
+    monkeypatch.setattr(psutil, "virtual_memory", hidden)
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    for limit, expected in ((None, (100, 1000)), (300, (75, 300)), (600, (100, 600))):
+        memory = limit and MemoryLimit(file=Path("memory.max"), limit=limit * MIB, used=0)
+        limits = HostLimits(memory=memory or None, quota=None, usable_processors=1)
+        monkeypatch.setattr(sizing, "read_host_limits", lambda limits=limits: limits)
+        sizes = kv_memory(EngineConfig(), device=torch.device("cpu"), activation_bytes=0)
+        assert (sizes.share // MIB, sizes.free // MIB) == expected
+
+
 def test_weights_that_do_not_fit_the_container_are_refused_by_its_file() -> None:
     limit = MemoryLimit(file=Path("/sys/fs/cgroup/memory.max"), limit=1000, used=400)
     check_weights_fit(600, num_ranks=1, memory=limit)

@@ -1,5 +1,6 @@
 """Speculative decoding: what is drafted, which requests get drafts, and that no token changes."""
 
+import json
 import math
 from collections.abc import Sequence
 from random import Random
@@ -232,12 +233,54 @@ def test_a_request_says_how_many_of_its_drafts_it_took() -> None:
             Speculation(method="draft_model", num_tokens=2, model="x"),
         ),
         ('{"prompt_lookup_max": 4}', Speculation(method="ngram", num_tokens=4, longest=4)),
+        ('{"method": null, "num_speculative_tokens": null}', Speculation()),
+        ('{"method": "suffix", "num_speculative_tokens": 32}', Speculation(num_tokens=16)),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 99, "prompt_lookup_max": 40, "prompt_lookup_min": 20}',
+            Speculation(method="ngram", num_tokens=16, shortest=16, longest=16),
+        ),
     ],
 )
 def test_a_configuration_is_read_as_vllms(value: str, expected: Speculation | None) -> None:
     config = EngineConfig(speculative_config=value)
     assert config.speculation == expected
     assert config.default_speculation is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"draft_tensor_parallel_size": 1, "quantization": None, "revision": None, "max_model_len": 2048},
+        {"suffix_decoding_max_tree_depth": 24, "suffix_decoding_max_spec_factor": 1.0},
+        {"suffix_decoding_min_token_prob": 0.1, "enforce_eager": False, "disable_by_batch_size": 64},
+        {"rejection_sample_method": "strict", "acceptance_method": "rejection_sampler"},
+        {"speculative_token_tree": "[(0,), (0, 0)]", "disable_padded_drafter_batch": True},
+    ],
+)
+@pytest.mark.parametrize("method", ["suffix", "ngram", "draft_model", "mtp"])
+def test_fields_that_change_no_token_are_passed_over(method: str, fields: dict[str, Any]) -> None:
+    model = {"model": "x"} if method == "draft_model" else {}
+    base = {"method": method, "num_speculative_tokens": 3} | model
+    expected = EngineConfig(speculative_config=json.dumps(base)).speculation
+    assert EngineConfig(speculative_config=json.dumps(base | fields)).speculation == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("draft_tensor_parallel_size", 2),
+        ("draft_tensor_parallel_size", True),
+        ("quantization", "fp8"),
+        ("revision", "main"),
+        ("rejection_sample_method", "synthetic"),
+        ("acceptance_method", "typical_acceptance_sampler"),
+        ("max_model_len", "2k"),
+        ("nothing", 1),
+    ],
+)
+def test_a_field_that_would_change_something_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"without `{field}` "):
+        EngineConfig(speculative_config=json.dumps({"model": "x", field: value}))
 
 
 @pytest.mark.parametrize(
@@ -259,10 +302,10 @@ def test_drafts_are_made_by_default_where_they_cost_nothing(values: dict[str, An
     "value",
     [
         *("ngram", "[]", "3", '{"method": "eagle"}', '{"method": "ngram", "num_speculative_tokens": 0}'),
-        *('{"num_speculative_tokens": 17}', '{"num_speculative_tokens": true}', '{"num_speculative_tokens": "4"}'),
+        *('{"num_speculative_tokens": -1}', '{"num_speculative_tokens": true}', '{"num_speculative_tokens": "4"}'),
         *('{"method": "suffix", "prompt_lookup_max": 3}', '{"suffix_decoding_max_cached_requests": -1}'),
         *('{"method": "draft_model"}', '{"method": "draft_model", "model": " "}', '{"method": "ngram", "model": "x"}'),
-        *('{"model": "x", "prompt_lookup_max": 3}', '{"suffix_decoding_max_spec_factor": 2.0}', '{"method": null}'),
+        *('{"model": "x", "prompt_lookup_max": 3}', '{"suffix_decoding_max_spec_factor": "2"}', '{"method": 3}'),
         *('{"prompt_lookup_min": 4}', '{"prompt_lookup_max": 0}', '{"draft_model": "x"}', '{"model": 3}', "{"),
     ],
 )

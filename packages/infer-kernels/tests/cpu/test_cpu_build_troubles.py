@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infer_kernels.cpu import build as building
-from infer_kernels.cpu.build import COMPILED, SOURCE_FOLDER, UNITS, BuildError, build, find_compiler
+from infer_kernels.cpu.build import COMPILED, SOURCE_FOLDER, UNITS, Build, BuildError, build, find_compiler
 
 WRITES_OUTPUT = 'for last; do :; done; echo "compiled" > "$last"'
 
@@ -98,13 +98,14 @@ def test_who_waited_for_a_compiler_that_failed_does_not_try_again(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(compiler, WRITES_OUTPUT)
-    name = build("float32", cache=tmp_path).path
-    name.unlink()
+    path = build("float32", cache=tmp_path).path
+    path.unlink()
+    name, _, _ = path.stem.rpartition("-")
     lock = (tmp_path / "cpu-kernels.lock").open("a")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
     def fail_meanwhile() -> None:
-        lock.write(f"{name.name}\n`c++` failed: no luck")
+        lock.write(f"{name}\n`c++` failed: no luck")
         lock.close()
 
     monkeypatch.setattr(building, "_wait", fail_meanwhile)
@@ -112,7 +113,25 @@ def test_who_waited_for_a_compiler_that_failed_does_not_try_again(
         build("float32", cache=tmp_path)
     monkeypatch.undo()
     monkeypatch.setenv("CXX", str(compiler))
-    assert build("float32", cache=tmp_path).path == name  # a later start tries again
+    assert build("float32", cache=tmp_path).path == path  # a later start tries again
+
+
+@pytest.mark.parametrize("damage", [b"", b"comp", b"comp\0\0\0\0\0", b"compiled\nand more"])
+def test_a_damaged_library_is_compiled_again_and_kept(compiler: Path, tmp_path: Path, damage: bytes) -> None:
+    write(compiler, WRITES_OUTPUT)
+    path = build("float32", cache=tmp_path).path
+    path.write_bytes(damage)
+    assert build("float32", cache=tmp_path) == Build(path=path, compiler=str(compiler))
+    assert path.read_bytes() == b"compiled\n"
+    assert build("float32", cache=tmp_path) == Build(path=path, compiler="")
+
+
+def test_a_library_that_cannot_be_read_is_compiled_again(compiler: Path, tmp_path: Path) -> None:
+    write(compiler, WRITES_OUTPUT)
+    path = build("float32", cache=tmp_path).path
+    path.unlink()
+    path.symlink_to(tmp_path / "nothing")  # as an error of a disk, also for root
+    assert build("float32", cache=tmp_path).path.read_text() == "compiled\n"
 
 
 def test_what_a_killed_builder_left_blocks_nobody_and_is_removed(compiler: Path, tmp_path: Path) -> None:

@@ -22,7 +22,15 @@ HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 10.0
 
 _Kind = TypeVar("_Kind", EngineConfig, ServerSettings, ClusterOptions)
-_OF_THE_LISTENER = ("uds", "engine_process", "receive_timeout", "write_timeout", "max_connections")
+_OF_THE_LISTENER = (
+    "uds",
+    "engine_process",
+    "receive_timeout",
+    "write_timeout",
+    "timeout_keep_alive",
+    "max_connections",
+    "shutdown_delay",
+)
 
 
 class ApplicationArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 import msgspec
@@ -21,7 +21,7 @@ from infer_ray.wire import decode_description
 from infer_server import ServerSettings
 from infer_server.banner import banner
 from infer_server.command import EXIT_INTERRUPTED, print_if_possible
-from infer_server.connections.listener import Address, bind_listener, url_of
+from infer_server.connections.listener import Address, bind_listeners, url_of
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ def _where(settings: ServerSettings, address: str | None) -> tuple[str, int]:
     scheme = "https" if settings.ssl_certfile else "http"
     if address is not None:
         return f"{scheme}://{settings.host}:{settings.port}", settings.port
-    with bind_listener(settings.host, settings.port) as listener:
+    with ExitStack() as opened:
+        listener, *_ = [opened.enter_context(each) for each in bind_listeners(settings.host, settings.port)]
         return url_of(listener, scheme=scheme), listener.getsockname()[1]
 
 

@@ -8,11 +8,12 @@ What cannot work is one line on standard error and exit code 2.
 import asyncio
 import dataclasses
 import importlib
+import logging
 import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,19 +23,21 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
-from infer_engine.protocol import Engine, EngineConfig, EngineStartError
+from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig, EngineStartError
 from infer_engine.protocol.config import DType, KVCacheDType, Quantization
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_server.banner import banner
 from infer_server.command import discard_unwritable_output, print_if_possible, run_command, with_environment_keys
 from infer_server.connections.garbage import rare_collections
-from infer_server.connections.listener import address_of, bind_listener
+from infer_server.connections.listener import address_of, bind_listeners
 from infer_server.connections.open_files import raise_open_file_limit
 from infer_server.connections.tls import check_certificate
 from infer_server.connections.unix_listener import unix_listener
 from infer_server.observability.logs import configure_logging
 from infer_server.observability.tracing import require_tracing_extra
 from infer_server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
 
 EngineFactory = Callable[[EngineConfig], Engine]
 
@@ -129,19 +132,19 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     configure_logging(settings)
     require_tracing_extra(settings)
     settings = with_environment_keys(settings)
-    with _exit_on_sigterm(), _listener(settings) as listener:
+    with _exit_on_sigterm(), _listeners(settings) as listeners:
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
         engine = _build(config, settings, build_engine)
         from infer_server.connections.event_loop import new_event_loop  # noqa: PLC0415 - only serving needs a loop
         from infer_server.connections.server import serve  # noqa: PLC0415 - not for `--help`, and not before the engine
 
-        address = address_of(listener, scheme="https" if settings.ssl_certfile else "http")
+        address = address_of(listeners, scheme="https" if settings.ssl_certfile else "http")
         text = banner(engine.info, address=address, settings=settings)
         try:
             with rare_collections(), asyncio.Runner(loop_factory=new_event_loop) as runner:
                 return runner.run(
-                    serve(engine, settings=settings, listener=listener, on_listening=partial(print_if_possible, text))
+                    serve(engine, settings=settings, listeners=listeners, on_listening=partial(print_if_possible, text))
                 )
         finally:
             discard_unwritable_output()
@@ -166,10 +169,14 @@ def _end(number: int, _: FrameType | None) -> None:
     )  # an exception could be swallowed by a module that is being imported; nothing needs cleaning up
 
 
-def _listener(settings: ServerSettings) -> AbstractContextManager[socket]:
-    if settings.uds is not None:
-        return unix_listener(settings.uds)
-    return bind_listener(settings.host, settings.port)
+@contextmanager
+def _listeners(settings: ServerSettings) -> Iterator[list[socket]]:
+    """Yield the sockets to listen on, which are closed at the end."""
+    with ExitStack() as opened:
+        if settings.uds is not None:
+            yield [opened.enter_context(unix_listener(settings.uds))]
+        else:
+            yield [opened.enter_context(each) for each in bind_listeners(settings.host, settings.port)]
 
 
 def _import_server() -> None:
@@ -187,5 +194,10 @@ def _build(config: EngineConfig, settings: ServerSettings, build_engine: EngineF
         )
     try:
         return build_engine(config)
+    except CheckpointUnusableError:
+        raise
     except ValueError as error:
         raise EngineStartError(str(error)) from error
+    except Exception as error:
+        logger.debug("The engine cannot load.", exc_info=True)
+        raise EngineStartError.by(error) from error

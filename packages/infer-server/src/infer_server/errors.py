@@ -4,6 +4,7 @@ An API that has another shape for errors makes it of this one: `ErrorShape`.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from litestar.types import Scope
@@ -66,6 +67,10 @@ class ApiError(Exception):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.reply = ErrorReply(error=ErrorBody(message=shorten(message), type=kind, param=param, code=code))
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it be pickled and copied: the constructor takes more than the message."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
     def with_status_from(self, statuses: Mapping[str, int]) -> "ApiError":
         """Return the same error with the status that `statuses` has for its code, if any."""

@@ -27,12 +27,13 @@ class ServerSettings:
         ssl_certfile: PEM file of the certificate chain: listen with TLS. Needs `ssl_keyfile`.
         ssl_keyfile: PEM file of the certificate's private key.
         ssl_keyfile_password: Password of the private key, if it is encrypted.
-        api_key: API key that requests must send, as `Authorization: Bearer KEY`; may be repeated. `/health`, `/ready`,
-            `/metrics` and the playground's page need none. Left out: the keys in the environment variable
-            `INFER_API_KEY`, separated by commas, which other users of the machine cannot read; without any key, every
-            request is served.
-        cors_allow_origins: Origin, such as `https://example.com` or `*`, whose web pages may call this server; may be
-            repeated. Left out: none.
+        api_key: API key that requests must send, as `Authorization: Bearer KEY` or `x-api-key: KEY`; may be repeated.
+            Probes such as `/health`, `/metrics` and the playground's page need none. Left out: the keys in the
+            environment variable `INFER_API_KEY`, separated by commas, which other users of the machine cannot read;
+            without any key, every request is served.
+        cors_allow_origins: Origin, such as `https://example.com`, whose web pages may call this server; may be
+            repeated. A `*` in it, as in `https://*.example.com` or `chrome-extension://*`, is any text; alone it is
+            every origin. Left out: none.
         served_model_name: The model's id in the API, or several: requests may name any of them, and get the first where
             they name none. Left out: the `model` string as given.
         root_path: Path under which a gateway shows this server, such as `/llm`: routes answer below it too.
@@ -45,9 +46,12 @@ class ServerSettings:
             connection's first request must also begin within them.
         write_timeout: Seconds after which a client that does not read its answer is disconnected and its request
             aborted.
+        timeout_keep_alive: Seconds that a connection may be idle between two requests. Longer than proxies keep theirs
+            (Go's 90, Caddy's and Azure's 120), so that they close first.
         max_connections: Connections open at once; more are answered with 503.
         engine_process: Run the engine in a process of its own (the default), or in a thread of the server's process.
-        shutdown_timeout: Seconds that running requests have to finish after SIGTERM.
+        shutdown_delay: Seconds after SIGTERM in which requests are still taken, until load balancers send no more.
+        shutdown_timeout: Seconds that running requests have to finish after that.
         log_level: What to log on standard error.
         log_format: Lines of text, or one JSON object per line.
         access_log: Log one line for each request, with its status and duration.
@@ -74,8 +78,10 @@ class ServerSettings:
     sse_ping_interval: float = 15.0
     receive_timeout: float = 60.0
     write_timeout: float = 30.0
+    timeout_keep_alive: float = 180.0
     max_connections: int = 4096
     engine_process: bool = True
+    shutdown_delay: float = 0.0
     shutdown_timeout: float = 30.0
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
@@ -98,7 +104,7 @@ class ServerSettings:
             _check(
                 "cors_allow_origins", origin, bool(_ORIGIN.fullmatch(origin)), "`*` or `scheme://host[:port]` in ASCII"
             )
-        for name in ("receive_timeout", "write_timeout"):
+        for name in ("receive_timeout", "write_timeout", "timeout_keep_alive"):
             value = getattr(self, name)
             _check(name, value, math.isfinite(value) and value > 0, "a positive number of seconds")
         _check("max_connections", self.max_connections, self.max_connections >= 1, "at least 1")
@@ -109,8 +115,9 @@ class ServerSettings:
         _check_word("sse_event_names", self.sse_event_names, ("always", "negotiated", "never"))
         positive = math.isfinite(self.sse_ping_interval) and self.sse_ping_interval > 0
         _check("sse_ping_interval", self.sse_ping_interval, positive, "a positive number of seconds")
-        possible = math.isfinite(self.shutdown_timeout) and self.shutdown_timeout >= 0
-        _check("shutdown_timeout", self.shutdown_timeout, possible, "a number of seconds of at least 0")
+        for name in ("shutdown_delay", "shutdown_timeout"):
+            value = getattr(self, name)
+            _check(name, value, math.isfinite(value) and value >= 0, "a number of seconds of at least 0")
         _check_word("log_level", self.log_level, ("debug", "info", "warning", "error"))
         _check_word("log_format", self.log_format, ("text", "json"))
 

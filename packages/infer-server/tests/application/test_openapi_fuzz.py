@@ -13,6 +13,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from infer_server import ServerSettings, create_app
 from infer_server.api.fields import other_names
 from infer_server.api.foreign_fields import ForeignFields
+from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.testing import FakeEngine, sse_events
 
 Case = schemathesis.Case[Any]
@@ -199,5 +200,5 @@ def test_route_with_a_key_answers_as_documented(case: Case) -> None:
 @share_of_examples(1 / 10)
 def test_route_without_a_key_answers_as_documented(case: Case) -> None:
     response = case.call_and_validate(excluded_checks=[positive_data_acceptance], additional_checks=CHECKS)
-    is_open = case.operation.path in ("/health", "/ready", "/metrics")
+    is_open = case.operation.path in PROBE_PATHS
     assert (response.status_code == 401) is not is_open

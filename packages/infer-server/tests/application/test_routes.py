@@ -8,6 +8,7 @@ from msgspec import structs
 
 from infer_engine.protocol import EngineStatus
 from infer_server import ServerSettings
+from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.testing import FAKE_INFO, FakeEngine
 from infer_server.testing.client import client_of
 
@@ -51,8 +52,10 @@ async def test_health_and_ready_follow_the_engine(
     own_client: httpx.AsyncClient, engine: FakeEngine, status: EngineStatus, health: int, ready: int
 ) -> None:
     engine.status = status
-    assert (await own_client.get("/health")).status_code == health
-    assert (await own_client.get("/ready")).status_code == ready
+    for path in ("/health", "/healthz", "/livez", "/ping", "/v2/health/live"):
+        assert (await own_client.get(path)).status_code == health
+    for path in ("/ready", "/readyz", "/v2/health/ready"):
+        assert (await own_client.get(path)).status_code == ready
 
 
 @pytest.mark.covers("http/version", "structured-tools-agents/says-what-it-can")
@@ -146,10 +149,8 @@ async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.Asy
         "/detokenize",
         "/v1/tokenize",
         "/v1/detokenize",
-        "/health",
-        "/ready",
+        *PROBE_PATHS,
         "/version",
-        "/metrics",
         "/playground/batch",
     }
     operation = paths["/v1/completions"]["post"]

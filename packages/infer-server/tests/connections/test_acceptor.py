@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from infer_server.connections.acceptor import Acceptor
-from infer_server.connections.listener import bind_listener
+from infer_server.connections.listener import bind_listeners
 
 
 class Recorder(asyncio.Protocol):
@@ -19,7 +19,7 @@ class Recorder(asyncio.Protocol):
 
 async def test_small_writes_leave_at_once_and_clients_who_come_together_are_all_accepted() -> None:
     made: asyncio.Queue[asyncio.BaseTransport] = asyncio.Queue()
-    with bind_listener("127.0.0.1", 0) as listener:
+    with bind_listeners("127.0.0.1", 0)[0] as listener:
         acceptor = Acceptor(listener, lambda: Recorder(made), tls=None, backlog=200)
         clients = [socket.create_connection(listener.getsockname()) for _ in range(150)]
         transports = [await made.get() for _ in clients]
@@ -36,7 +36,7 @@ async def test_small_writes_leave_at_once_and_clients_who_come_together_are_all_
 
 async def test_closed_acceptor_accepts_nobody() -> None:
     made: asyncio.Queue[asyncio.BaseTransport] = asyncio.Queue()
-    with bind_listener("127.0.0.1", 0) as listener:
+    with bind_listeners("127.0.0.1", 0)[0] as listener:
         acceptor = Acceptor(listener, lambda: Recorder(made), tls=None, backlog=1)
         acceptor.close()
         with socket.create_connection(listener.getsockname()):

@@ -85,6 +85,19 @@ async def test_idle_connection_outlives_the_deadline_and_takes_another_request()
         writer.close()
 
 
+@pytest.mark.covers("command-line-and-library/timeout-keep-alive")
+async def test_idle_connection_is_kept_for_the_time_that_is_set() -> None:
+    async with running_server(FakeEngine(), ServerSettings(timeout_keep_alive=0.3)) as url:
+        reader, writer = await open_socket(url)
+        for _ in range(2):
+            writer.write(HEALTH)
+            await reader.readuntil(b'"ready"}')
+        began_s = asyncio.get_running_loop().time()
+        assert await reader.read() == b""  # closed, without a word
+        assert asyncio.get_running_loop().time() - began_s >= 0.29
+        writer.close()
+
+
 @pytest.mark.covers("command-line-and-library/max-connections")
 async def test_connection_over_the_limit_is_503_and_the_others_go_on() -> None:
     engine = FakeEngine(Script(pause_after=1))

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from infer_server import ServerSettings
-from infer_server.connections.listener import bind_listener, url_of
+from infer_server.connections.listener import bind_listeners, url_of
 from infer_server.connections.server import serve
 from infer_server.testing import FakeEngine, Script
 
@@ -20,10 +20,10 @@ HELD = Script(pause_after=1)
 async def serving(engine: FakeEngine, **settings: float) -> AsyncIterator[tuple[str, asyncio.Task[int]]]:
     """Run the whole server in this event loop; yield its URL and the task of its exit code."""
     listening = asyncio.Event()
-    listener = bind_listener("127.0.0.1", 0)
+    [listener] = bind_listeners("127.0.0.1", 0)
     url = url_of(listener)
     chosen = ServerSettings(**settings)  # type: ignore[arg-type]  # the tests set numbers only
-    ended = asyncio.create_task(serve(engine, settings=chosen, listener=listener, on_listening=listening.set))
+    ended = asyncio.create_task(serve(engine, settings=chosen, listeners=[listener], on_listening=listening.set))
     await listening.wait()
     yield url, ended
 
@@ -72,6 +72,29 @@ async def test_first_signal_lets_running_requests_finish_and_takes_no_others() -
         assert [line async for line in lines if line][-1] == "data: [DONE]"
         assert await ended == 0
     assert not engine.streams[0].aborted
+
+
+@pytest.mark.covers("command-line-and-library/shutdown-delay")
+async def test_for_a_delay_after_the_signal_requests_are_served_as_before() -> None:
+    async with serving(FakeEngine(), shutdown_delay=0.3) as (url, ended):
+        signal.raise_signal(signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        statuses: list[int] = []
+        async with httpx.AsyncClient(headers={"Connection": "close"}) as client:
+            while not ended.done() and loop.time() < began_s + 0.2:
+                statuses.append((await client.post(f"{url}/v1/completions", json={"prompt": "x"})).status_code)
+        assert set(statuses) == {200}
+        assert await ended == 0
+        assert loop.time() >= began_s + 0.3
+
+
+async def test_a_second_signal_ends_the_delay() -> None:
+    async with serving(FakeEngine(), shutdown_delay=600) as (_, ended):
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGTERM)
+        assert await ended == 128 + signal.SIGTERM
 
 
 @pytest.mark.covers("http/shutdown-timeout")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from infer_server import ServerSettings
-from infer_server.connections.listener import bind_listener, url_of
+from infer_server.connections.listener import bind_listeners, url_of
 from infer_server.connections.server import serve
 from infer_server.testing import FakeEngine, FakeStream, Script, running_server, send_raw
 
@@ -79,9 +79,9 @@ async def test_slow_reader_who_goes_on_reading_gets_everything(stream: bool) -> 
 async def test_reader_who_has_stopped_does_not_hold_up_the_servers_end(caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine(LONG)
     listening = asyncio.Event()
-    listener = bind_listener("127.0.0.1", 0)
+    [listener] = bind_listeners("127.0.0.1", 0)
     settings = ServerSettings(shutdown_timeout=0)
-    serving = asyncio.create_task(serve(engine, settings=settings, listener=listener, on_listening=listening.set))
+    serving = asyncio.create_task(serve(engine, settings=settings, listeners=[listener], on_listening=listening.set))
     await listening.wait()
     with unread_socket(url_of(listener), stream=True):
         await engine.wait_for_requests(1)

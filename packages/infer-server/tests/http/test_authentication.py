@@ -75,7 +75,23 @@ async def test_wrong_key_is_401_and_says_what_is_wanted(credentials: bytes) -> N
     assert "first" not in reply.text
 
 
-async def test_two_credentials_are_none() -> None:
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": "Bearer first-key", "x-api-key": "of-another-service"}, 200),
+        ({"Authorization": "Bearer of-another-service", "x-api-key": "second-key"}, 200),
+        ({"Authorization": "Basic dXNlcjpwYXNz", "x-api-key": "second-key"}, 200),
+        ({"Authorization": "Bearer first-key", "x-api-key": "second-key"}, 200),
+        ({"Authorization": "Bearer first-key", "x-api-key": ""}, 200),
+        ({"Authorization": "Bearer wrong", "x-api-key": "wrong"}, 401),
+    ],
+)
+async def test_a_valid_key_in_either_header_is_enough(headers: dict[str, str], status: int) -> None:
+    async with client_of(GUARDED) as client:
+        assert (await client.get("/v1/models", headers=headers)).status_code == status
+
+
+async def test_one_header_that_was_sent_twice_is_no_credential() -> None:
     headers = [("Authorization", "Bearer first-key"), ("Authorization", "Bearer other")]
     async with client_of(GUARDED) as client:
         assert (await client.get("/v1/models", headers=headers)).status_code == 401

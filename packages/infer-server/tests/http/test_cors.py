@@ -82,6 +82,30 @@ async def test_other_origins_are_not_allowed(origin: str) -> None:
     assert all(reply.headers["vary"] == "origin" for reply in replies)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "origin", "status"),
+    [
+        ("https://*.example.com", "https://a.example.com", "allowed"),
+        ("https://*.example.com", "https://a.b.Example.com", "allowed"),
+        ("https://*.example.com", "https://example.com", "other"),
+        ("https://*.example.com", "https://a.example.com.evil", "other"),
+        ("https://*.example.com", "https://aXexample.com", "other"),
+        ("https://*.example.com", "http://a.example.com", "other"),
+        ("chrome-extension://*", "chrome-extension://abcdefgh", "allowed"),
+        ("moz-extension://*", "chrome-extension://abcdefgh", "other"),
+        ("http://localhost:*", "http://localhost:5173", "allowed"),
+        ("http://localhost:*", "http://localhost", "other"),
+    ],
+)
+async def test_a_star_inside_an_origin_is_any_text(pattern: str, origin: str, status: str) -> None:
+    async with client_of("https://other.com", pattern) as client:
+        reply = await client.get("/health", headers={"Origin": origin})
+        preflight = await client.options("/v1/models", headers=PREFLIGHT | {"Origin": origin})
+    expected = origin if status == "allowed" else None
+    assert reply.headers.get("access-control-allow-origin") == expected
+    assert preflight.headers.get("access-control-allow-origin") == expected
+
+
 @pytest.mark.covers("http/cors")
 async def test_without_origins_no_page_may_call() -> None:
     async with client_of() as client:

@@ -100,7 +100,7 @@ async def test_failure_of_the_application_itself_is_one_line(caplog: Records) ->
     assert [(line.path, line.status) for line in lines(caplog)] == [("/x", 500)]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/ping", "/v2/health/ready"])
 async def test_probes_are_below_info(client: httpx.AsyncClient, caplog: Records, path: str) -> None:
     await client.get(path)
     assert [(line.levelname, line.path) for line in lines(caplog)] == [("DEBUG", path)]

@@ -28,6 +28,7 @@ GAUGES = {
         "dtype",
         "max_batch_size",
         "max_seq_len",
+        "num_gpu_blocks",
         "num_kv_blocks",
         "num_replicas",
         "num_ranks",

@@ -26,7 +26,6 @@ from infer_engine.processes.child_process import (
 )
 from infer_engine.processes.memory import settle_memory, without_collections
 from infer_engine.processes.processors import available_processors, divide_processors, use_processors
-from infer_engine.protocol import CheckpointUnusableError
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +53,10 @@ def _serve(setup: CoreSetup, sender: MessageSender, inbox: Inbox) -> int:
                 from infer_engine.assembly.core import build_core  # noqa: PLC0415 - imports slowly
                 from infer_engine.executor.executor import RankOptions  # noqa: PLC0415 - imports torch
             built = build_core(config, rank_options=RankOptions(processors=processors, on_lost=_end_without_a_rank))
-    except (CheckpointUnusableError, ValueError) as error:
-        sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointUnusableError)))
-        return EXIT_FAILED
+    except Exception as error:
+        logger.debug("The engine's process cannot load.", exc_info=True)
+        sender.send(CoreRefused.by(error))
+        os._exit(EXIT_FAILED)  # a normal exit might wait for other ranks
     timer = StepTimer(time.monotonic)
     threading.Thread(target=_beat, args=(setup, sender, timer), name="infer-heartbeat", daemon=True).start()
     sender.send(CoreReady(info=built.info, stats=built.core.stats))

@@ -39,7 +39,6 @@ from infer_engine.processes.child_process import ChildProcess, CoreRefused
 from infer_engine.processes.processors import available_processors, divide_processors
 from infer_engine.protocol import EngineConfig, EngineStartError
 from infer_engine.sizing import KVMemory
-from infer_models import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +85,13 @@ class _WorkerProcess:
         """Wait for an answer.
 
         Raises:
-            CheckpointError: the rank cannot read the checkpoint.
+            CheckpointUnusableError: the rank cannot read the checkpoint.
             ValueError: the configuration asks for too much of the rank.
-            EngineStartError: the rank has ended.
+            EngineStartError: the rank has ended, or failed.
         """
         match self._replies.get():
-            case CoreRefused(message=message, is_checkpoint=True):
-                raise CheckpointError(message)
-            case CoreRefused(message=message):
-                raise ValueError(message)
+            case CoreRefused() as refused:
+                raise refused.error()
             case reply if isinstance(reply, kind):
                 return reply
             case _:
@@ -187,7 +184,7 @@ class Workers:
         """Wait until all ranks have loaded their weights, and join the group with them.
 
         Raises:
-            CheckpointError: a rank cannot read the checkpoint.
+            CheckpointUnusableError: a rank cannot read the checkpoint.
             ValueError: the configuration asks for too much of a rank.
             EngineStartError: a rank has ended.
         """

@@ -45,12 +45,12 @@ def main() -> int:
 
 def _follow(setup: "WorkerSetup", sender: MessageSender, inbox: "queue.SimpleQueue[Any]") -> int:
     from infer_engine.executor.worker import Worker  # noqa: PLC0415 - imports torch: after the reader
-    from infer_models import CheckpointError  # noqa: PLC0415 - as above
 
     try:
         rank = Worker(setup, send=sender.send)
-    except (CheckpointError, ValueError) as error:
-        sender.send(CoreRefused(message=str(error), is_checkpoint=isinstance(error, CheckpointError)))
+    except Exception as error:
+        logger.debug("Rank %d cannot load.", setup.rank, exc_info=True)
+        sender.send(CoreRefused.by(error))
         return EXIT_FAILED
     settle_memory(setup.config.device)
     try:

@@ -21,7 +21,7 @@ from infer_engine.ipc.core_client import ENGINE_DEAD, CoreCallbacks
 from infer_engine.ipc.process_messages import CoreReady, CoreSetup, FromCoreProcess, Heartbeat
 from infer_engine.messages import Halt, StepResult, ToCore
 from infer_engine.processes.child_process import ChildProcess, CoreRefused
-from infer_engine.protocol import CheckpointUnusableError, EngineConfig, EngineStartError, InvalidRequestError
+from infer_engine.protocol import EngineConfig, EngineStartError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class ProcessCoreClient:
         Raises:
             CheckpointUnusableError: the checkpoint is missing, damaged or of no known kind.
             ValueError: the configuration asks for more than the model, the device or the memory has.
-            EngineStartError: the process ended while it loaded.
+            EngineStartError: the process failed or ended while it loaded.
         """
         self._heartbeat_s = min(HEARTBEAT_S, config.step_timeout_s / MISSED_HEARTBEATS)
         self._decoder = msgspec.msgpack.Decoder(FromCoreProcess)
@@ -143,13 +143,10 @@ class ProcessCoreClient:
                 match self._receive():
                     case CoreReady() as ready:
                         return ready
-                    case CoreRefused(message=message, is_checkpoint=True):
-                        raise CheckpointUnusableError(message)
-                    case CoreRefused(message=message):
-                        raise ValueError(message)
+                    case CoreRefused() as refused:
+                        raise refused.error()
         except (EOFError, OSError) as error:
-            code = self._process.wait_or_kill()
-            raise EngineStartError(f"The engine's process ended with exit code {code} while it loaded.") from error
+            raise EngineStartError(f"The engine's process {self._process.describe_end()}") from error
 
     def _receive(self) -> FromCoreProcess:
         """Receive the next message; record a heartbeat."""

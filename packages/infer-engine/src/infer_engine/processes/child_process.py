@@ -11,14 +11,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
 
 from infer_engine.processes.log_forwarding import LogLine, LogSender
+from infer_engine.protocol import CheckpointUnusableError, EngineStartError
+from infer_models import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +29,36 @@ MAX_FRAME_BYTES = 1 << 30
 
 END_TIMEOUT_S = 5.0
 EXIT_OK, EXIT_FAILED = 0, 1
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""The parent decides when a child ends."""
 
 
 class CoreRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A child's message that it cannot start: the checkpoint is unusable, or the configuration asks for too much."""
+    """A child's message that it cannot start.
+
+    Attributes:
+        message: says why.
+        cause: what is wrong: the checkpoint is unusable, the configuration asks for too much, or nobody foresaw it.
+    """
 
     message: str
-    is_checkpoint: bool
+    cause: Literal["checkpoint", "configuration", "failure"]
+
+    @classmethod
+    def by(cls, error: Exception) -> "CoreRefused":
+        """Return the message that says that `error` has ended the start."""
+        match error:
+            case CheckpointUnusableError() | CheckpointError():
+                return cls(message=str(error), cause="checkpoint")
+            case ValueError():
+                return cls(message=str(error), cause="configuration")
+            case _:
+                return cls(message=str(EngineStartError.by(error)), cause="failure")
+
+    def error(self) -> Exception:
+        """Return the error for the caller who wanted the child to start."""
+        kinds = {"checkpoint": CheckpointUnusableError, "configuration": ValueError, "failure": EngineStartError}
+        return kinds[self.cause](self.message)
 
 
 class ChildProcess:
@@ -47,13 +72,14 @@ class ChildProcess:
     def __init__(self, module: str) -> None:
         """Start `module`."""
         self.connection, child_end = multiprocessing.Pipe()
-        with child_end:
+        with child_end, _blocked_signals():
             self.process = subprocess.Popen(  # noqa: S603 - our own program
                 # -P: do not import modules, such as a `queue.py`, from the working directory.
                 [sys.executable, "-P", "-m", module, str(child_end.fileno())],
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
+        self._last_line = ""
 
     @property
     def pid(self) -> int:
@@ -69,6 +95,7 @@ class ChildProcess:
         while True:
             match decoder.decode(self.connection.recv_bytes(MAX_FRAME_BYTES)):
                 case LogLine(name=name, level=level, message=text):
+                    self._last_line = text.partition("\n")[0]
                     logging.getLogger(name).log(level, "%s", text)
                 case message:
                     return message
@@ -96,6 +123,17 @@ class ChildProcess:
             self.process.kill()
             return self.process.wait()
 
+    def describe_end(self) -> str:
+        """Return how the process ended, which has closed its socket, and what it logged last."""
+        code = self.wait_or_kill()
+        try:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        except ValueError:  # of a real-time signal
+            how = f"was ended by signal {-code}"
+        if code == -signal.SIGKILL:
+            how += ", perhaps for lack of memory,"
+        return f"{how} while it loaded" + (f"; it logged last: {self._last_line}" if self._last_line else ".")
+
 
 class MessageSender:
     """Sends a child's messages to its parent, from any thread."""
@@ -115,9 +153,19 @@ class MessageSender:
             os._exit(EXIT_OK)
 
 
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block the signals that a child ignores: those of a terminal go to it too, and it takes a while to say so."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def connect_to_parent() -> tuple[Connection, bytes]:
-    """Return the connection to the parent process, and its first message. The parent decides when this process ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Return the connection to the parent process, and its first message."""
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     return connection, connection.recv_bytes(MAX_FRAME_BYTES)
@@ -132,6 +180,7 @@ def follow_parent(
     """
     sender = MessageSender(connection)
     logging.basicConfig(level=log_level, format="%(message)s", handlers=[LogSender(sender.send)])
+    logging.getLogger("infer_kernels").setLevel(logging.DEBUG)  # a library that ends the process is its last line
     arguments = (connection, msgspec.msgpack.Decoder(messages), take)
     threading.Thread(target=_read_messages, args=arguments, name="infer-parent-reader", daemon=True).start()
     return sender

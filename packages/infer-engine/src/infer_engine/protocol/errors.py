@@ -1,5 +1,7 @@
 """Errors of requests that are refused before they enter the queue, and of engines that cannot start."""
 
+from typing import Any
+
 
 class CheckpointUnusableError(Exception):
     """The checkpoint cannot be used; the message is one line that names the file and the cause."""
@@ -7,6 +9,14 @@ class CheckpointUnusableError(Exception):
 
 class EngineStartError(Exception):
     """The engine cannot start: the configuration asks for something missing, or its process ended while it loaded."""
+
+    @classmethod
+    def by(cls, error: Exception) -> "EngineStartError":
+        """Return the error of a start that an `error` has ended which no configuration explains."""
+        if isinstance(error, cls):
+            return error
+        message = f"{type(error).__name__}: {error}".rstrip(": ")
+        return cls(f"The engine cannot load: {message} (`--log-level debug` logs where)")
 
 
 class RequestRefusedError(Exception):
@@ -22,6 +32,10 @@ class RequestRefusedError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let pools of processes pass it on: constructors take other arguments than the message."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class InvalidRequestError(RequestRefusedError):

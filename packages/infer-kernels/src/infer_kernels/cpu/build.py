@@ -1,11 +1,12 @@
 """Compiles the C++ kernels with the machine's own compiler into a cache, once for each dtype, source, compiler and CPU.
 
     $INFER_CACHE_DIR or $XDG_CACHE_HOME/infer or ~/.cache/infer
-        cpu-kernels-DTYPE-KEY.so  KEY: a hash of sources, flags, compiler and CPU
-        cpu-kernels.lock          held by the process that compiles; others wait for what it makes
+        cpu-kernels-DTYPE-KEY-CHECKSUM.so  KEY: a hash of sources, flags, compiler and CPU
+        cpu-kernels.lock                   held by the process that compiles; others wait for what it makes
 
-A library is compiled in a folder of its own and renamed, so that no process sees half of one. Where the cache cannot be
-written or a library there not loaded, it is built in a temporary folder.
+A library is compiled in a folder of its own and renamed, so that no process sees half of one. One whose bytes have
+another checksum than its name, as power failures and full disks leave them, would kill the process that loads it: it is
+compiled again. Where the cache cannot be written or a library there not loaded, it is built in a temporary folder.
 
     python build.py DTYPE
 
@@ -142,25 +143,28 @@ def build_in_cache(cache: Path, dtype: str, *, extra_flags: Sequence[str] = ()) 
         OSError: the cache cannot be written, or is full.
     """
     compiler = find_compiler()
-    path = cache / f"cpu-kernels-{dtype}-{_key(compiler, extra_flags)}.so"
-    if path.is_file():
-        return Build(path=path, compiler="")
+    name = f"cpu-kernels-{dtype}-{_key(compiler, extra_flags)}"
+    if found := _find_whole(cache, name):
+        return Build(path=found, compiler="")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / _LOCK).open("a+", encoding="utf-8") as lock:
         had_to_wait = _lock(lock)
-        if path.is_file():
-            return Build(path=path, compiler=compiler[0])
+        if found := _find_whole(cache, name):
+            return Build(path=found, compiler=compiler[0])
         lock.seek(0)
-        name, _, message = lock.read().partition("\n")
-        if had_to_wait and name == path.name:  # who compiled it meanwhile has failed
+        failed, _, message = lock.read().partition("\n")
+        if had_to_wait and failed == name:  # who compiled it meanwhile has failed
             raise BuildError(message)
         lock.truncate(0)
         _remove_leftovers(cache)
+        for damaged in cache.glob(f"{name}-*.so"):
+            damaged.unlink(missing_ok=True)
         try:
             with tempfile.TemporaryDirectory(dir=cache, prefix=_BUILDING) as folder:
-                _compile(compiler, Path(folder), dtype, extra_flags).rename(path)
+                made = _compile(compiler, Path(folder), dtype, extra_flags)
+                path = made.rename(cache / f"{name}-{_checksum(made)}.so")
         except BuildError as error:
-            lock.write(f"{path.name}\n{error}")
+            lock.write(f"{name}\n{error}")
             raise
     return Build(path=path, compiler=compiler[0])
 
@@ -189,6 +193,22 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     if base := environment.get("XDG_CACHE_HOME"):
         return Path(base) / "infer"
     return Path.home() / ".cache" / "infer"
+
+
+def _find_whole(cache: Path, name: str) -> Path | None:
+    """Return the library `name` in `cache` whose bytes are as they were compiled; None: there is none."""
+    for path in cache.glob(f"{name}-*.so"):
+        with suppress(OSError):  # removed meanwhile, or its disk is failing
+            if path.stem == f"{name}-{_checksum(path)}":
+                return path
+    return None
+
+
+def _checksum(library: Path) -> str:
+    """Return the checksum of a library, all of which is on its disk."""
+    with library.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _lock(file: TextIO) -> bool:

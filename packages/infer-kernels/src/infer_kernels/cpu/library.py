@@ -4,7 +4,6 @@ import ctypes
 import logging
 import shutil
 import time
-from contextlib import suppress
 
 from infer_kernels.cpu.build import (
     SWITCH,
@@ -93,9 +92,7 @@ def _library(dtype: str) -> Library | None:
         built = build(dtype, extra_flags=flags)
         try:
             loaded = _load(built)
-        except OSError:  # damaged, or in a folder from which nothing may be run
-            with suppress(OSError):
-                built.path.unlink()
+        except OSError:  # in a folder from which nothing may be run
             built = build_temporarily(dtype, extra_flags=flags)
             loaded = _load(built)
     except (BuildError, OSError) as error:
@@ -119,6 +116,7 @@ def _load(built: Build) -> Library:
     Raises:
         OSError: it cannot be loaded.
     """
+    logger.debug("Loading %s; remove it or set `%s=0` if that ends the process", built.path, SWITCH)
     try:
         return Library(str(built.path), was_compiled=bool(built.compiler))
     finally:

@@ -10,5 +10,9 @@ class TextTooLongError(ValueError):
 
     def __init__(self, num_tokens: int) -> None:
         """`num_tokens` is a lower bound."""
-        super().__init__(f"the text has at least {num_tokens} tokens, more than are allowed; shorten it.")
+        super().__init__(num_tokens)
         self.num_tokens = num_tokens
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return f"the text has at least {self.num_tokens} tokens, more than are allowed; shorten it."

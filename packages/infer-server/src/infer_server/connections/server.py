@@ -8,14 +8,15 @@ r"""Runs the server: listen, serve, drain, exit.
     +----------------------------------------------> exit 1
 ```
 
-While it drains, running requests finish, and further ones are answered with 503.
+While it drains, running requests finish, and further ones are answered with 503. Before that it goes on serving for
+`shutdown_delay`, in which load balancers learn to send requests elsewhere.
 """
 
 import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -37,7 +38,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_BYTES_S = 2  # time for clients to read the rest of finished answers
 _DEAD_ENGINE_GRACE_S = 2.0  # time for streams to send their error event, and for probes to see a 503
 _STATUS_POLL_S = 0.25
-_KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections, so that they close first
 
 
 class HttpServer(uvicorn.Server):
@@ -55,7 +55,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_keep_alive=settings.timeout_keep_alive,  # type: ignore[arg-type]  # a delay of the event loop's
                 timeout_graceful_shutdown=2 * _LAST_BYTES_S,
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
@@ -100,20 +100,20 @@ class HttpServer(uvicorn.Server):
 
 
 async def serve(
-    engine: Engine, *, settings: ServerSettings, listener: socket.socket, on_listening: Callable[[], None]
+    engine: Engine, *, settings: ServerSettings, listeners: Sequence[socket.socket], on_listening: Callable[[], None]
 ) -> int:
-    """Serve `engine` on the bound `listener` until a signal or until the engine dies; return the process's exit code.
+    """Serve `engine` on the bound `listeners` until a signal or until the engine dies; return the process's exit code.
 
-    Closes the engine and the socket.
+    Closes the engine and the sockets.
     """
     server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=on_listening)
-    lifecycle = _Lifecycle(engine, server, shutdown_timeout_s=settings.shutdown_timeout)
+    lifecycle = _Lifecycle(engine, server, settings=settings)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, lifecycle.on_signal, number)
     watches = [asyncio.create_task(lifecycle.watch_engine()), asyncio.create_task(watch_for_stalls())]
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=list(listeners))
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
@@ -126,10 +126,10 @@ async def serve(
 class _Lifecycle:
     """Decides when the server ends, and its exit code."""
 
-    def __init__(self, engine: Engine, server: HttpServer, *, shutdown_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, server: HttpServer, *, settings: ServerSettings) -> None:
         self._engine = engine
         self._server = server
-        self._shutdown_timeout_s = shutdown_timeout_s
+        self._settings = settings
         self.drains: list[asyncio.Task[None]] = []
         self.exit_code = 0
 
@@ -140,8 +140,10 @@ class _Lifecycle:
             self.exit_code = 128 + number
             self.drains.append(asyncio.create_task(self._drain(0.0)))
         else:
-            logger.info("%s: finishing running requests, for at most %g s", number.name, self._shutdown_timeout_s)
-            self.drains.append(asyncio.create_task(self._drain(self._shutdown_timeout_s)))
+            delay_s, timeout_s = self._settings.shutdown_delay, self._settings.shutdown_timeout
+            after = f"serving on for {delay_s:g} s, then " if delay_s else ""
+            logger.info("%s: %sfinishing running requests, for at most %g s", number.name, after, timeout_s)
+            self.drains.append(asyncio.create_task(self._drain(timeout_s, delay_s=delay_s)))
 
     def check_engine(self) -> None:
         """Make the exit code that of a dead engine, if the engine is dead."""
@@ -156,8 +158,9 @@ class _Lifecycle:
         await asyncio.sleep(_DEAD_ENGINE_GRACE_S)
         self._server.should_exit = True
 
-    async def _drain(self, timeout_s: float) -> None:
+    async def _drain(self, timeout_s: float, *, delay_s: float = 0.0) -> None:
         try:
+            await asyncio.sleep(delay_s)
             await self._engine.drain(timeout_s)
         finally:
             self._server.should_exit = True

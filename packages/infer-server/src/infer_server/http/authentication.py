@@ -13,9 +13,10 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from infer_server.errors import ApiError, ErrorShape, openai_shape
 from infer_server.http.error_responses import send_error
+from infer_server.http.probe_paths import PROBE_PATHS
 
 # Probes and scrapers send no key, and the playground's page only has the field to enter one.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
+OPEN_PATHS = PROBE_PATHS | {"/"}
 
 _STATE_KEY = "infer_tenant"
 _TENANT_CHARACTERS = 32
@@ -24,7 +25,8 @@ _TENANT_CHARACTERS = 32
 def with_authentication(app: ASGIApp, *, keys: Sequence[str], shape: ErrorShape = openai_shape) -> ASGIApp:
     """Return `app` behind a check for one of `keys`; `app` itself if `keys` is empty.
 
-    A key is in `Authorization: Bearer KEY` or, as Anthropic's clients send it, in `x-api-key: KEY`.
+    A key is in `Authorization: Bearer KEY` or, as Anthropic's clients send it, in `x-api-key: KEY`. Clients that find a
+    key of another service in their environment send both: one of them is enough.
 
     `OPEN_PATHS` need no key. Requests without a valid key are answered with 401, in `shape`, and do not reach `app`.
     """
@@ -35,12 +37,11 @@ def with_authentication(app: ASGIApp, *, keys: Sequence[str], shape: ErrorShape 
     async def check_key(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == ScopeType.HTTP and scope["path"] not in OPEN_PATHS:
             credentials = [header for header in scope["headers"] if header[0] in (b"authorization", b"x-api-key")]
-            digest = _digest(_key_of(credentials))
-            # Compare with all keys, each in constant time: the time taken reveals nothing about a key.
-            if not sum(secrets.compare_digest(digest, known) for known in digests):
+            valid = [sent for sent in map(_digest, _keys_of(credentials)) if _is_known(sent, digests)]
+            if not valid:
                 await send_error(_refusal(credentials), scope, send, shape=shape)
                 return
-            scope.setdefault("state", {})[_STATE_KEY] = digest[:_TENANT_CHARACTERS]
+            scope.setdefault("state", {})[_STATE_KEY] = valid[0][:_TENANT_CHARACTERS]
         await app(scope, receive, send)
 
     return check_key
@@ -59,11 +60,19 @@ def _digest(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()
 
 
-def _key_of(credentials: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the key of the only header with one, or of two that agree; else an empty one, which is never valid."""
+def _is_known(digest: str, known: Sequence[str]) -> bool:
+    """Compare with all, each in constant time: the time taken reveals nothing about a key."""
+    return sum(secrets.compare_digest(digest, each) for each in known) > 0
+
+
+def _keys_of(credentials: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the keys of both headers, that of `Authorization` first; none of a header that was sent twice."""
     names = [name for name, _ in credentials]
-    keys = {value.strip() if name == b"x-api-key" else _bearer_key(value) for name, value in credentials}
-    return keys.pop() if len(keys) == 1 and len(set(names)) == len(names) else b""
+    return [
+        value.strip() if name == b"x-api-key" else _bearer_key(value)
+        for name, value in sorted(credentials)
+        if names.count(name) == 1
+    ]
 
 
 def _bearer_key(value: bytes) -> bytes:

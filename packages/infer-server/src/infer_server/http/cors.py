@@ -4,6 +4,7 @@ It wraps the authentication: preflight requests have no key, and a browser hides
 the reply allows its origin. The server uses no cookies, so credentials are never allowed.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +17,15 @@ _PREFLIGHT_MAX_AGE_S = 600
 
 
 def with_cors(app: ASGIApp, *, origins: Sequence[str]) -> ASGIApp:
-    """Return `app` with CORS headers for pages of `origins` (`*`: of all); `app` itself if `origins` is empty."""
+    """Return `app` with CORS headers for pages of `origins`, in which a `*` is any text; `app` itself without any."""
     if not origins:
         return app
-    allowed = frozenset(origin.lower().encode("ascii") for origin in origins)
-    allows_all = b"*" in allowed
+    allows_all = "*" in origins
+    allowed = re.compile("|".join(map(_pattern, origins)).encode("ascii"), re.IGNORECASE)
 
     def permission(origin: bytes | None) -> list[tuple[bytes, bytes]]:
         vary = [] if allows_all else [(b"vary", b"origin")]
-        if origin is None or not (allows_all or origin.lower() in allowed):
+        if origin is None or not (allows_all or allowed.fullmatch(origin)):
             return vary
         return [*vary, (b"access-control-allow-origin", b"*" if allows_all else origin)]
 
@@ -46,6 +47,11 @@ def with_cors(app: ASGIApp, *, origins: Sequence[str]) -> ASGIApp:
         await app(scope, receive, send_with_permission)
 
     return answer
+
+
+def _pattern(origin: str) -> str:
+    """Return the regular expression of an origin; `https://*.example.com` has subdomains, and not the domain itself."""
+    return "[^/]+".join(map(re.escape, origin.split("*")))
 
 
 async def _answer_preflight(permission: list[tuple[bytes, bytes]], scope: Scope, send: Send) -> None:

@@ -15,6 +15,7 @@ from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope,
 
 from infer_engine.protocol import GenerateRequest, RequestStream
 from infer_server.errors import shorten
+from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.http.request_ids import request_id
 from infer_server.http.root_path import without_root
 from infer_server.observability.http_metrics import NO_HANDLER, HttpMetrics
@@ -26,7 +27,6 @@ logger = logging.getLogger("infer_server.access")
 prompt_logger = logging.getLogger("infer_server.prompts")
 
 _STATE_KEY = "infer_exchange"
-_PROBE_PATHS = frozenset({"/health", "/ready", "/metrics"})
 _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL_SERVER_ERROR = 500
 _MAX_PATH_CHARACTERS = 256
@@ -66,7 +66,7 @@ class AccessLog:
             num_bytes_in=exchange.num_bytes_in,
             num_bytes_out=exchange.num_bytes_out,
         )
-        level = logging.DEBUG if without_root(exchange.path, self._root) in _PROBE_PATHS else logging.INFO
+        level = logging.DEBUG if without_root(exchange.path, self._root) in PROBE_PATHS else logging.INFO
         if self._logs_lines and logger.isEnabledFor(level):
             streams = [self._engine.observed(stream.request_id) for stream in exchange.streams]
             fields = exchange.log_fields(scope, duration_s) | generation_log_fields(

@@ -175,6 +175,7 @@ class EngineCollector(Collector):
             "dtype": info.dtype,
             "max_batch_size": str(info.max_batch_size),
             "max_seq_len": str(info.max_seq_len),
+            "num_gpu_blocks": str(info.num_kv_blocks),  # vLLM's name, which gateways read
             "num_kv_blocks": str(info.num_kv_blocks),
             "num_replicas": str(info.num_replicas),
             "num_ranks": str(info.num_ranks),

@@ -3,6 +3,7 @@
 The instrumentation is Litestar's own. Spans have the route, the status and the request id, but no prompt.
 """
 
+import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -18,11 +19,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.semconv.attributes.http_attributes import HTTP_ROUTE
 
+from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.http.request_ids import request_id
 
 _TRACES_PATH = "/v1/traces"
 _EXPORT_TIMEOUT_S = 5.0
-_PROBE_PATHS = ["^/health$", "^/ready$", "^/metrics$"]
 
 
 def tracer_provider(endpoint: str) -> TracerProvider:
@@ -39,7 +40,7 @@ def tracing_plugin(provider: TracerProvider) -> OpenTelemetryPlugin:
     config = OpenTelemetryConfig(
         tracer_provider=provider,
         meter_provider=NoOpMeterProvider(),  # metrics are at `/metrics`
-        exclude=_PROBE_PATHS,
+        exclude=[f"^{re.escape(path)}$" for path in sorted(PROBE_PATHS)],
         exclude_spans=["receive", "send"],  # a stream would have one for each token
         scope_span_details_extractor=_method,
         server_request_hook_handler=_record_request_id,

@@ -1,4 +1,4 @@
-"""`GET /health`, `/ready` and `/version`."""
+"""`GET /health`, `/ready`, other names of both, and `/version`."""
 
 from importlib.metadata import version
 
@@ -8,6 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, EngineStatus
 from infer_server.errors import ApiError
+from infer_server.http.probe_paths import ALIVE, READY
 from infer_server.openapi import error_responses
 
 
@@ -29,7 +30,7 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
     server_version = Version(version=version("infer-server"), apis=list(_APIS))
 
     @get(
-        "/health",
+        list(ALIVE),
         summary="Show whether the server is alive",
         responses=error_responses({503: "The engine is dead or stopped."}),
     )
@@ -39,7 +40,7 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
         return Status(status=engine.status)
 
     @get(
-        "/ready",
+        list(READY),
         summary="Show whether the server takes requests",
         responses=error_responses({503: "The engine is draining, stopped or dead."}),
     )

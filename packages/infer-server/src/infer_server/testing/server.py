@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from infer_engine.protocol import Engine
 from infer_server.app import create_app
-from infer_server.connections.listener import bind_listener, url_of
+from infer_server.connections.listener import bind_listeners, url_of
 from infer_server.connections.server import HttpServer
 from infer_server.settings import ServerSettings
 
@@ -15,7 +15,7 @@ from infer_server.settings import ServerSettings
 async def running_server(engine: Engine, settings: ServerSettings | None = None) -> AsyncIterator[str]:
     """Serve `engine` on a free port of the loopback address, in this event loop; yield its URL."""
     listening = asyncio.Event()
-    listener = bind_listener("127.0.0.1", 0)
+    [listener] = bind_listeners("127.0.0.1", 0)
     settings = settings or ServerSettings()
     server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=listening.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,7 +1,11 @@
-"""`Speculation`: how tokens are drafted, read from JSON as vLLM's `--speculative-config` has it."""
+"""`Speculation`: how tokens are drafted, read from JSON as vLLM's `--speculative-config` has it.
+
+Drafts change no token. So a larger number of them is a most that is cut to `MAX_DRAFT_TOKENS`, and fields that only
+shape drafts are passed over.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeGuard
@@ -25,9 +29,43 @@ _OF_METHOD: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _ALLOWED = (
     'JSON such as {"method": "suffix", "num_speculative_tokens": 8}; the methods are `suffix`, with '
     "`suffix_decoding_max_cached_requests` of 0 or more, `ngram`, with `prompt_lookup_max` and `prompt_lookup_min` "
-    f"of 1 to {MAX_DRAFT_TOKENS}, `draft_model`, with a `model`, and `mtp`; `num_speculative_tokens` is of 1 to "
-    f"{MAX_DRAFT_TOKENS}; or `none`"
+    "of at least 1, `draft_model`, with a `model`, and `mtp`; `num_speculative_tokens` is at least 1; or `none`"
 )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return _is_whole(value) and value >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_WITHOUT_EFFECT: Mapping[str, Callable[[object], bool]] = MappingProxyType(
+    {
+        "acceptance_method": "rejection_sampler".__eq__,
+        "attention_backend": lambda value: isinstance(value, str),
+        "disable_by_batch_size": _is_count,
+        "disable_padded_drafter_batch": _is_switch,
+        "draft_tensor_parallel_size": lambda value: _is_count(value) and value == 1,
+        "enforce_eager": _is_switch,
+        "max_model_len": _is_count,
+        "rejection_sample_method": lambda value: value in ("strict", "probabilistic"),
+        "speculative_token_tree": lambda value: isinstance(value, str),
+        "suffix_decoding_max_spec_factor": _is_number,
+        "suffix_decoding_max_tree_depth": _is_count,
+        "suffix_decoding_min_token_prob": _is_number,
+    }
+)
+"""Fields of vLLM's that decide on drafts or kernels, never on tokens, by the values that are passed over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +103,26 @@ def parse_speculation(name: str, value: object) -> Speculation | None:
     method = _method(fields)
     if method is None:
         raise ValueError(f"`{name}` is {value!r}; its method must be `suffix`, `ngram`, `draft_model` or `mtp`.")
+    unknown = fields.keys() - {"method", "num_speculative_tokens", *_OF_METHOD[method]}
+    for field in sorted(unknown):
+        if field not in _WITHOUT_EFFECT or not _WITHOUT_EFFECT[field](fields[field]):
+            problem = f"without `{field}` {fields[field]!r}, which there is not with the method `{method}`"
+            raise refusal(name, value, f"{problem}, or {_ALLOWED}")
     longest = fields.get("prompt_lookup_max", Speculation.longest)
     shortest = fields.get("prompt_lookup_min", min(longest, Speculation.shortest) if _is_count(longest) else longest)
     num_tokens = fields.get("num_speculative_tokens", NUM_TOKENS[method])
     num_answers = fields.get("suffix_decoding_max_cached_requests", 1)
-    is_known = fields.keys() <= {"method", "num_speculative_tokens", *_OF_METHOD[method]}
     model = fields.get("model") if method == "draft_model" else None
     are_counts = all(map(_is_count, (longest, shortest, num_tokens))) and _is_whole(num_answers)
     is_named = method != "draft_model" or (isinstance(model, str) and bool(model.strip()))
-    if not is_known or not are_counts or not is_named or shortest > longest:
+    if not are_counts or not is_named or shortest > longest:
         raise refusal(name, value, _ALLOWED)
     return Speculation(
         method=method,
-        num_tokens=num_tokens,
+        num_tokens=min(num_tokens, MAX_DRAFT_TOKENS),
         uses_earlier_answers=num_answers > 0,
-        shortest=shortest,
-        longest=longest,
+        shortest=min(shortest, MAX_DRAFT_TOKENS),
+        longest=min(longest, MAX_DRAFT_TOKENS),
         model=model,
     )
 
@@ -102,17 +144,12 @@ def _method(fields: Mapping[str, Any]) -> SpeculationMethod | None:
 
 
 def _fields(value: object) -> Mapping[str, Any] | None:
+    """Return the fields of `value` that are set; None: it is neither JSON of an object nor a mapping."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
             return None
-    return value if isinstance(value, Mapping) else None
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return _is_whole(value) and 1 <= value <= MAX_DRAFT_TOKENS
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not isinstance(value, Mapping):
+        return None
+    return {name: field for name, field in value.items() if field is not None}

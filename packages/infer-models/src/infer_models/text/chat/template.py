@@ -36,11 +36,9 @@ _TOO_DEEP = "a message or a tool is nested too deeply; send it with fewer levels
 class ChatTemplateMissingError(Exception):
     """The checkpoint has no chat template: it completes text but holds no conversations."""
 
-    def __init__(self) -> None:
-        """Make the message, which names the ways out."""
-        super().__init__(
-            "this checkpoint has no chat template; give it one in `chat_template.jinja`, or send a plain prompt."
-        )
+    def __str__(self) -> str:
+        """Return the message, which names the ways out."""
+        return "this checkpoint has no chat template; give it one in `chat_template.jinja`, or send a plain prompt."
 
 
 class ChatTemplateError(ValueError):
