@@ -176,7 +176,7 @@ def test_any_text_becomes_json(text: str) -> None:
 def test_text_may_come_before_calls_that_have_a_mark() -> None:
     text = "Let me see. <|tool_call_start|>[shop.order(items=['a']), f()]<|tool_call_end|> Done."
     found = read(list(text), LFM2, "shop.order", "f")
-    assert found == [("", "Let me see."), ("shop.order", '{"items": ["a"]}'), ("f", "{}"), ("", "Done.")]
+    assert found == [("", "Let me see."), ("shop.order", '{"items": ["a"]}'), ("f", "{}"), ("", " Done.")]
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "[f]", "[see f(x)]", "f(x=1)", "[h(x=1)]", "Use [f(x=1)].", "[", "[f ("])

@@ -241,7 +241,7 @@ PROSE = [
 def test_what_is_no_call_is_text_that_nothing_masks(text: str, calls: ToolCallFormat) -> None:
     assert "".join(content for _, content in read(text, calls, tool({}))) == text
     assert read(list(text), calls, tool({}))[0][0] == ""
-    if "f is" not in text and "f> is" not in text:
+    if not any(head in text for head in ("f is", "f> is", 'f"> is')):
         assert masked(text, calls, tools=[tool({})]) == ""
 
 

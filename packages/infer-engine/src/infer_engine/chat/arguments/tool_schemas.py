@@ -64,11 +64,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     if tool.parameters is None:
         return _NO_ARGUMENTS
     try:
-        parameters = _with_json_types(tool.parameters)
-        given = parameters.get("type") or "object"  # clients write null where there are no parameters
-        if tool.strict and given != "object" and not (isinstance(given, list) and "object" in given):
-            raise ValueError("they are not of the type `object`; tools take objects.")
-        schema = _closed(parameters | {"type": "object"})
+        schema = _closed(_schema_of_object(tool.parameters, strict=tool.strict))
         if tool.strict:
             return read_schema(schema, "tools", exactly)
         schema = _possible(read_schema(schema, "tools", whatever_it_is))
@@ -78,6 +74,14 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
             raise ValueError(f"`tools`: the parameters of `{tool.name}` cannot be kept: {error}") from None
         return {"type": "object"}
     return schema
+
+
+def _schema_of_object(parameters: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    schema: dict[str, Any] = _with_json_types(parameters)
+    given = schema.get("type") or "object"  # clients write null where there are no parameters
+    if strict and given != "object" and not (isinstance(given, list) and "object" in given):
+        raise ValueError("they are not of the type `object`; tools take objects.")
+    return schema | {"type": "object"}
 
 
 def _with_json_types(schema: Any) -> Any:
