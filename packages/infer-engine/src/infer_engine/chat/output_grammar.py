@@ -1,8 +1,8 @@
 """The grammar of a conversation's answer: reasoning, then content or tool calls, in the words of the model's family.
 
 One grammar holds all of it where the answer must call, or where its content follows a grammar too: thinking is as free
-as it would be without, and may end the answer unless it must call. Where the model may choose and its content is free, the grammar is that
-of arguments alone (`arguments_grammar`), and the core begins it behind the head of a call.
+as it would be without, and may end the answer unless it must call. Where the model may choose and its content is free,
+the grammar is that of arguments alone (`arguments_grammar`), and the core begins it behind the head of a call.
 """
 
 import functools
