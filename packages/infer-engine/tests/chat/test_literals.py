@@ -176,7 +176,7 @@ def test_any_text_becomes_json(text: str) -> None:
 def test_text_may_come_before_calls_that_have_a_mark() -> None:
     text = "Let me see. <|tool_call_start|>[shop.order(items=['a']), f()]<|tool_call_end|> Done."
     found = read(list(text), LFM2, "shop.order", "f")
-    assert found == [("", "Let me see."), ("shop.order", '{"items": ["a"]}'), ("f", "{}"), ("", "Done.")]
+    assert found == [("", "Let me see."), ("shop.order", '{"items": ["a"]}'), ("f", "{}"), ("", " Done.")]
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "[f]", "[see f(x)]", "f(x=1)", "[h(x=1)]", "Use [f(x=1)].", "[", "[f ("])
@@ -319,10 +319,30 @@ def test_a_value_is_one_that_the_schema_allows(
 
 
 @pytest.mark.parametrize(
+    ("schema", "value", "is_allowed"),
+    [
+        ({"format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000", True),
+        ({"format": "uuid"}, "123e4567", False),
+        ({"format": "date"}, "2026-02-28", True),
+        ({"format": "uri"}, "https://example.org/", True),
+        ({"pattern": "^(north|south)$", "maxLength": 9}, "east", False),
+        ({"pattern": "^(north|south)$", "maxLength": 9}, "south", True),
+    ],
+)
+@BY_NAME
+def test_a_strict_tool_may_have_formats_and_patterns(
+    schema: dict[str, Any], value: str, calls: ToolCallFormat, *, is_allowed: bool
+) -> None:
+    properties = {"x": {"type": "string"} | schema}
+    parameters = {"type": "object", "properties": properties, "required": ["x"], "additionalProperties": False}
+    text = calls.write(("f", json.dumps({"x": value})))
+    one = Tool(name="f", parameters=parameters, strict=True)
+    assert masked(text, calls, tools=[one]).endswith("...") is not is_allowed
+
+
+@pytest.mark.parametrize(
     ("schema", "word"),
     [
-        ({"type": "string", "format": "uuid"}, "format"),
-        ({"type": "string", "pattern": "a", "minLength": 3}, "pattern"),
         (
             {"type": "object", "additionalProperties": False, "properties": {"n": {}}, "minProperties": 1},
             "minProperties",

@@ -54,11 +54,33 @@ def test_a_schema_that_says_more_of_its_properties_stays_open(more: dict[str, An
     assert found.get("additionalProperties") is not False
 
 
-@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": "array", "items": {}}, {"type": ["null"]}])
-def test_a_schema_of_anything_else_is_refused(parameters: Any, *, strict: bool) -> None:
+def test_a_schema_of_anything_else_is_that_of_an_object_unless_it_is_strict(parameters: Any) -> None:
+    assert schema_of(parameters)["type"] == "object"
     with pytest.raises(ValueError, match=r"^`tools`.*`book`.*`object`"):
-        schema_of(parameters, strict=strict)
+        schema_of(parameters, strict=True)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_types_may_have_the_names_of_other_languages(*, strict: bool) -> None:
+    # ShishirPatil/gorilla: all documents of its leaderboard say `dict`, and many `float`
+    places = {"type": "list[float]", "items": {"type": "float"}}
+    names = {"type": "dict", "properties": {"type": {"type": "String"}}, "additionalProperties": False}
+    data = {"enum": [{"type": "dict"}]}
+    properties = {"places": places, "names": names, "count": {"type": ["int", "None"]}, "free": {"type": "any"}}
+    found = schema_of({"type": "dict", "properties": properties | {"data": data}}, strict=strict)
+    assert found["type"] == "object"
+    assert found["properties"] == {
+        "places": {"type": "array", "items": {"type": "number"}},
+        "names": {"type": "object", "properties": {"type": {"type": "string"}}, "additionalProperties": False},
+        "count": {"type": ["integer", "null"]},
+        "free": {},
+        "data": data,
+    }
+
+
+def test_a_type_that_nobody_knows_is_any() -> None:
+    assert schema_of({"type": "struct", "properties": {"a": {"type": "shape"}}})["properties"] == {"a": {}}
 
 
 @pytest.mark.covers("structured-tools-agents/arguments-match")

@@ -196,7 +196,7 @@ STRICT = Tool(name="strict", parameters={"properties": {"a": {"not": {}}}}, stri
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": (NOTHING, NOTHING)}, "tools"),
     ({"tools": (STRICT,)}, "tools"),
-    ({"tools": (Tool(name="x", parameters={"type": "string"}),)}, "tools"),
+    ({"tools": (Tool(name="x", parameters={"type": "string"}, strict=True),)}, "tools"),
     ({"tools": (Tool(name='x", "y": "'),)}, "tools"),
     ({"tools": (Tool(name=""),)}, "tools"),
     ({"tools": (Tool(name="x" * 129),)}, "tools"),
@@ -301,6 +301,13 @@ def test_forced_calls_validate_or_are_cut_by_max_tokens(llm: LLM) -> None:
                     [tool] = [each for each in tools if each.name == call.name]
                     jsonschema.validate(json.loads(call.arguments), tool.parameters or {"maxProperties": 0})
     assert num_whole > 4
+
+
+def test_an_answer_that_must_call_does_not_end_before_it_but_by_max_tokens(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=60, temperature=5.0, seed=0, n=4)
+    for variables in ({"think": True}, {"calm": True}, {}):
+        for completion in chat(llm, params, tools=[NOTHING], tool_choice="required", template_kwargs=variables):
+            assert completion.tool_calls or completion.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.covers("structured-tools-agents/reasoning-left-alone")

@@ -1,7 +1,8 @@
 """`CallMarks`: finds the head of a tool call, up to its arguments, in text that may go on.
 
 In formats whose calls are JSON, models write what means the same: other white space, `parameters` for `arguments` or
-the other way round, and a first member `"type": "function"`. A name without quotes may be on a line of its own.
+the other way round, a first member `"type": "function"`, a Markdown fence around the call, and the arguments before the
+name (`ArgumentsFirst`). A name without quotes may be on a line of its own.
 """
 
 import re
@@ -39,6 +40,10 @@ _JSON_PIECE = re.compile(r'"\w+"|[{}:,"]|[^{}:,"]+')
 _NUMBER = re.compile(r":\d*$")
 _ID = re.compile(rf"[\w-]{{0,{MAX_NAME_CHARACTERS}}}")
 _KEYS = ('"arguments"', '"parameters"')
+_NAME = '"name"'
+FENCE = "```"
+_FENCES: _Marks = [["```json"], [FENCE], ["```json", "["], [FENCE, "["]]
+_FENCE_ENDS: _Marks = [["]", FENCE]]
 
 _NO_HEAD = Head(NO)
 _MORE_HEAD = Head(MORE)
@@ -76,14 +81,17 @@ class CallMarks:
     __slots__ = (
         "_argument_marks",
         "_before_arguments",
+        "_ends",
         "_name_end",
         "_names",
+        "arguments_first",
         "begin",
         "call_end",
-        "end",
+        "first_arguments_first",
         "first_begin",
         "format",
         "separator",
+        "triggers",
     )
 
     def __init__(self, call_format: ToolCallFormat, names: Collection[str] | None) -> None:
@@ -92,7 +100,12 @@ class CallMarks:
         begin = _pieces(call_format.call_begin.removesuffix(call_format.name_prefix))
         bare = [begin[1:]] if call_format.wrapper else []
         self.begin: _Marks = [begin, *bare, *_with_type(begin)]
-        self.first_begin: _Marks = [[*call_format.begin.split(), *each] for each in self.begin]
+        outer = [each.split() for each in (call_format.begin, *call_format.other_begins)]
+        fenced = [[*fence, *each[each.index("{") :]] for fence in _FENCES for each in self.begin if _NAME in each]
+        self.first_begin: _Marks = [*([*mark, *each] for mark in outer for each in self.begin), *fenced]
+        self.arguments_first: _Marks = _with_arguments_first(self.begin)
+        self.first_arguments_first: _Marks = _with_arguments_first(self.first_begin)
+        self.triggers = (*(call_format.triggers if call_format.is_anywhere else ()), *([FENCE] if fenced else ()))
         self._argument_marks: Sequence[str] = ("{",)
         if call_format.literals is not None:
             self._argument_marks = ("",)  # a name, or the end
@@ -100,7 +113,7 @@ class CallMarks:
             self._argument_marks = (call_format.parameters.begin, call_format.arguments_end)
         self.call_end = call_format.call_end.removeprefix(call_format.arguments_end).split()
         self.separator = call_format.separator.split()
-        self.end = call_format.end.split()
+        self._ends: _Marks = [each.split() for each in (call_format.end, *call_format.other_ends) if each]
         pieces = _pieces(call_format.before_arguments)
         self._name_end = re.compile(re.escape(pieces[0][0]) if pieces else r"[\s<]")
         keys = _KEYS if set(pieces) & set(_KEYS) else ("",)
@@ -144,6 +157,14 @@ class CallMarks:
             return _MORE_HEAD
         return _NO_HEAD if begun == NO else Head(MORE if begun == MORE else end, name, mark_end)
 
+    def match_end(self, text: str, position: int, *, is_fenced: bool) -> int:
+        """Return where the mark behind all calls ends, of which models leave parts out; `NO` if there is none."""
+        ends = [match_any_of(text, position, each) for each in (*self._ends, *(_FENCE_ENDS if is_fenced else ()))]
+        if MORE in ends:
+            return MORE
+        end = max(ends, default=position)
+        return end if end > position else NO
+
     def _id_end(self, text: str, position: int) -> int:
         """Return where the id of a call ends, if there is one at `position`; `MORE` if it may go on."""
         mark = self.format.id_mark
@@ -167,16 +188,20 @@ def _pieces(mark: str) -> list[str]:
 
 def _with_type(begin: list[str]) -> _Marks:
     """Return the way to write `begin` in which the call says that it is one of a function."""
-    if '"name"' not in begin:
+    if _NAME not in begin:
         return []
-    name = begin.index('"name"')
+    name = begin.index(_NAME)
     return [[*begin[:name], '"type"', ":", '"function"', ",", *begin[name:]]]
+
+
+def _with_arguments_first(begins: _Marks) -> _Marks:
+    """Return the ways to write `begins` in which arguments come before the name."""
+    return [[*each[: each.index(_NAME)], key, ":"] for each in begins if _NAME in each for key in _KEYS]
 
 
 def match_one_of(text: str, position: int, marks: _Marks) -> int:
     """Return where the first of `marks` that is there ends; `MORE` if one may still come."""
-    ends = [match(text, position, pieces) for pieces in marks]
-    return max(ends)
+    return max((match(text, position, pieces) for pieces in marks), default=NO)
 
 
 def match(text: str, position: int, pieces: Sequence[str]) -> int:

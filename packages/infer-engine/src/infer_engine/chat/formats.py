@@ -127,6 +127,7 @@ class ChatFormats:
             state=form.reasoning_state,
             tool_call_format=form.tool_call_format,
             tool_names=form.tool_names,
+            strict_names=form.strict_names,
             max_calls=form.max_calls,
             must_call=form.must_call,
             may_lack_begin=is_free and not form.must_call,

@@ -1,8 +1,8 @@
 """The grammar of a conversation's answer: reasoning, then content or tool calls, in the words of the model's family.
 
 One grammar holds all of it where the answer must call, or where its content follows a grammar too: thinking is as free
-as it would be without, and may end the answer. Where the model may choose and its content is free, the grammar is that
-of arguments alone (`arguments_grammar`), and the core begins it behind the head of a call.
+as it would be without, and may end the answer unless it must call. Where the model may choose and its content is free,
+the grammar is that of arguments alone (`arguments_grammar`), and the core begins it behind the head of a call.
 """
 
 import functools
@@ -53,7 +53,7 @@ def answer_grammar(prompt: ChatPrompt, content: StructuredOutputs | None, form: 
             assert content is not None
             rules.append(_content_rule(content, form))
             answer = "(content | calls)"
-    start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules)
+    start = f"start: {answer}" if not form.thinks else _with_reasoning(answer, form, rules, may_end=not form.must_call)
     return HEADER + "\n".join([start, *rules]) + RULES + ANY_ORDER_RULES
 
 
@@ -120,13 +120,15 @@ def _nested(content: StructuredOutputs) -> str:
     return f"({rules.removeprefix('start: ')})"
 
 
-def _with_reasoning(answer: str, form: AnswerForm, rules: list[str]) -> str:
-    """Return the start of an answer that reasoning may or must come before."""
+def _with_reasoning(answer: str, form: AnswerForm, rules: list[str], *, may_end: bool) -> str:
+    """Return the start of an answer that reasoning may or must come before, which `may_end` in it."""
     assert form.reasoning_format is not None
     end, thinking = _up_to("thought", form.reasoning_format.end, form.token_id_of, rules)
     ids = form.reasoning_ids
     next_message = MarkGrammar(ids).literal("<|start|>assistant") if form.has_channels else ""
-    after = f"({end} GAP {next_message} {answer} | {thinking})"
+    after = f"{end} GAP {next_message} {answer}"
+    if may_end:
+        after = f"({after} | {thinking})"
     if form.reasoning_state is ReasoningState.OPEN:
         return f"start: {after}"
     begin = form.reasoning_format.begin

@@ -13,7 +13,18 @@ from infer_engine.chat.answer_parts import AnswerParts
 from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.arguments.readers import ArgumentReader, argument_reader
-from infer_engine.chat.call_marks import MORE, NO, CallMarks, TextMarks, match, match_any_of, match_one_of, skip_blanks
+from infer_engine.chat.arguments_first import ArgumentsFirst
+from infer_engine.chat.call_marks import (
+    FENCE,
+    MORE,
+    NO,
+    CallMarks,
+    TextMarks,
+    match,
+    match_any_of,
+    match_one_of,
+    skip_blanks,
+)
 from infer_engine.chat.drafted_calls import DraftedCalls
 from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
@@ -38,10 +49,12 @@ class AnswerParser:
 
     __slots__ = (
         "_arguments",
+        "_arguments_first",
         "_before_mark",
         "_calls",
         "_content_marks",
         "_held",
+        "_is_fenced",
         "_json",
         "_max_calls",
         "_num_calls",
@@ -64,6 +77,7 @@ class AnswerParser:
         state: ReasoningState = ReasoningState.NONE,
         tool_call_format: ToolCallFormat | None = None,
         tool_names: Collection[str] | None = None,
+        strict_names: Collection[str] = (),
         max_calls: int | None = None,
         must_call: bool = False,
         may_lack_begin: bool = True,
@@ -77,6 +91,7 @@ class AnswerParser:
             state: where the prompt leaves off.
             tool_call_format: how calls are written.
             tool_names: names of the tools that are offered; what is no call of one is content. None: any name.
+            strict_names: names of the tools whose arguments a grammar holds: they come after the name.
             max_calls: after so many the answer is over.
             must_call: the answer is calls: it has no content, also where it is cut off.
             may_lack_begin: reasoning may have an end without a beginning. False where the content may hold anything.
@@ -88,15 +103,15 @@ class AnswerParser:
         self._max_calls = max_calls
         self._seeks_end = may_lack_begin and reasoning_format is not None and state is ReasoningState.MAY_BEGIN
         self._content_marks: TextMarks | None = None
-        ends_too = (
-            [tool_call_format.trigger] if tool_call_format is not None and tool_call_format.ends_reasoning else []
-        )
+        ends_too = tool_call_format.triggers if tool_call_format is not None and tool_call_format.ends_reasoning else ()
         self._reasoning_ends = TextMarks([*([] if reasoning_format is None else [reasoning_format.end]), *ends_too])
         self._parts = AnswerParts(drops_content=must_call, drafts=drafts)
         self._held = ""
         self._before_mark = ""  # the last character of content
         self._num_calls = 0
+        self._is_fenced = False
         self._json = JsonObjectReader()
+        self._arguments_first = ArgumentsFirst(tool_names, strict_names)
         self._arguments: ArgumentReader | None = None
         if tool_call_format is not None:
             self._arguments = argument_reader(tool_call_format, parameter_types)
@@ -119,7 +134,7 @@ class AnswerParser:
     @property
     def is_waiting(self) -> bool:
         """Whether text was held back, as that of a head is before it is whole."""
-        return bool(self._held)
+        return bool(self._held) or self._step == self._read_arguments_first
 
     def add(self, text: str) -> list[AnswerDelta]:
         """Take the next piece of text; return what it settles, in order."""
@@ -133,8 +148,10 @@ class AnswerParser:
         """Return what was held back: no more text comes."""
         held, self._held = self._held, ""
         is_in_mark = self._step == self._read_call_end or (
-            self._step == self._read_after_call and self._calls is not None and match(held, 0, self._calls.end) == MORE
+            self._step == self._read_after_call and self._end_of_calls(held, 0) == MORE
         )
+        if self._step == self._read_arguments_first:
+            held = self._arguments_first.text + held
         if self.is_reasoning:
             self._parts.put(ReasoningDelta, held)
         elif not is_in_mark and self._step != self._read_arguments:
@@ -151,11 +168,11 @@ class AnswerParser:
         if self._step == self._read_next_head:
             begin = self._calls.begin
         elif self._step != self._read_first_head:
-            call_format = self._calls.format
-            starts = call_format.triggers if call_format.is_anywhere else (call_format.trigger[0],)
+            starts = self._calls.triggers
+            if self._step != self._read_answer and not self._calls.format.is_anywhere:
+                starts += (self._calls.format.trigger[0],)
             position = min((at for each in starts if (at := text.find(each)) >= 0), default=-1)
-            is_content = self._step == self._read_answer and not self._calls.format.is_anywhere
-            if position < 0 or is_content:
+            if position < 0:
                 return None
         head = self._calls.match_head(text, position, begin)
         return (head.name, text[head.mark_end :]) if head.name else None
@@ -202,11 +219,11 @@ class AnswerParser:
             return self._put_all(ReasoningDelta, text, position, end)
         self._parts.put(ReasoningDelta, text[position:end])
         if found[0] != self._reasoning.end:
-            return self._read_head_in_reasoning(text, end)
+            return self._read_head_in_reasoning(text, end, found[0])
         self._end_reasoning(self._read_beginning)
         return found.end()
 
-    def _read_head_in_reasoning(self, text: str, position: int) -> int:
+    def _read_head_in_reasoning(self, text: str, position: int, trigger: str) -> int:
         """Read what may be the head of a call, with which reasoning ends too."""
         assert self._calls is not None
         head = self._calls.match_head(text, position, self._calls.first_begin)
@@ -216,7 +233,7 @@ class AnswerParser:
             return position
         if head.end == MORE:
             return self._hold(text, position)
-        end = position + len(self._calls.format.trigger)
+        end = position + len(trigger)
         self._parts.put(ReasoningDelta, text[position:end])
         return end
 
@@ -255,7 +272,7 @@ class AnswerParser:
     def _marks(self) -> list[str]:
         """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
         ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
-        return ends + ([*self._calls.format.triggers] if self._calls and self._calls.format.is_anywhere else [])
+        return ends + ([] if self._calls is None else [*self._calls.triggers])
 
     def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
@@ -266,7 +283,7 @@ class AnswerParser:
             return self._put_all(ContentDelta, text, position, start)
         before = text[start - 1] if start else self._before_mark
         self._parts.put(ContentDelta, text[position:start])
-        if self._calls is not None and found[0] in self._calls.format.triggers:
+        if self._calls is not None and found[0] in self._calls.triggers:
             self._step = self._read_first_head
             return start
         if before in _QUOTES:
@@ -288,13 +305,16 @@ class AnswerParser:
 
     def _read_first_head(self, text: str, position: int) -> int:
         assert self._calls is not None
-        return self._read_head(text, position, self._calls.first_begin)
+        self._is_fenced = text.startswith(FENCE, position)
+        return self._read_head(text, position, self._calls.first_begin, self._calls.first_arguments_first)
 
     def _read_next_head(self, text: str, position: int) -> int:
         assert self._calls is not None
-        return self._read_head(text, position, self._calls.begin)
+        return self._read_head(text, position, self._calls.begin, self._calls.arguments_first)
 
-    def _read_head(self, text: str, position: int, begin: Sequence[Sequence[str]]) -> int:
+    def _read_head(
+        self, text: str, position: int, begin: Sequence[Sequence[str]], arguments_first: Sequence[Sequence[str]]
+    ) -> int:
         """Read a call up to its arguments; text that turns out to be no call is content."""
         assert self._calls is not None
         head = self._calls.match_head(text, position, begin)
@@ -305,20 +325,44 @@ class AnswerParser:
             return self._hold(text, position)
         if head.end == NO:
             self.callee = None
-            found = (each for each in self._calls.format.triggers if text.startswith(each, position))
+            start = match_one_of(text, position, arguments_first)
+            if start == MORE:
+                return self._hold(text, position)
+            if start >= 0:
+                self._arguments_first.begin(text[position:start])
+                self._step = self._read_arguments_first
+                return start
+            found = (each for each in self._calls.triggers if text.startswith(each, position))
             end = position + len(next(found, ""))
             self._parts.put(ContentDelta, text[position:end])
             self._step = self._read_answer
             return end
-        if not self._calls.format.ends_reasoning:
-            self._stop_seeking()
-        self._parts.end_part()
-        self._parts.append(ToolCallDelta(index=self._num_calls, name=head.name))
-        self._num_calls += 1
+        self._begin_call(head.name)
         assert self._arguments is not None
         self._arguments.begin(head.name)
         self._step = self._read_arguments
         return head.end
+
+    def _begin_call(self, name: str) -> None:
+        if self._calls is not None and not self._calls.format.ends_reasoning:
+            self._stop_seeking()
+        self._parts.end_part()
+        self._parts.append(ToolCallDelta(index=self._num_calls, name=name))
+        self._num_calls += 1
+
+    def _read_arguments_first(self, text: str, position: int) -> int:
+        """Read a call from its arguments to its name, which follows them."""
+        position, end = self._arguments_first.read(text, position)
+        if end == MORE:
+            return self._hold(text, position) if position < len(text) else position
+        if end == NO:
+            self._parts.put(ContentDelta, self._arguments_first.text)
+            self._step = self._read_answer
+            return position
+        self._begin_call(self._arguments_first.name)
+        self._put_arguments(self._arguments_first.arguments)
+        self._step = self._read_call_end
+        return end
 
     def _read_arguments(self, text: str, start: int) -> int:
         """Read arguments, of which the beginning may have been read."""
@@ -367,10 +411,11 @@ class AnswerParser:
         """Read what follows a call: another one, the end of all, or text."""
         assert self._calls is not None
         marks = self._calls
-        position = skip_blanks(text, position)
+        start, position = position, skip_blanks(text, position)
+        self._parts.pass_over(text[start:position])
         if position == len(text) or text[position].isspace():  # white space between calls has no meaning
             return position
-        end = match(text, position, marks.end) if marks.end else NO
+        end = self._end_of_calls(text, position)
         if end == MORE:
             return self._hold(text, position)
         after_separator = match(text, position, marks.separator)
@@ -384,6 +429,9 @@ class AnswerParser:
                 return after_separator
         self._step = self._read_answer
         return max(position, end)
+
+    def _end_of_calls(self, text: str, position: int) -> int:
+        return NO if self._calls is None else self._calls.match_end(text, position, is_fenced=self._is_fenced)
 
     def _put_all(self, kind: type[ReasoningDelta | ContentDelta], text: str, position: int, end: int) -> int:
         """Add the text up to `end` to the current part, and hold back the rest."""

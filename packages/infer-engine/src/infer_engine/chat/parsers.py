@@ -16,6 +16,7 @@ def parser_of_calls(heads: CallHeads, parameter_types: ParameterTypes | None = N
         state=heads.reasoning_state,
         tool_call_format=heads.tool_call_format,
         tool_names=heads.tool_names,
+        strict_names=heads.strict_names,
         max_calls=heads.max_calls,
         parameter_types=parameter_types,
         drafts=None if parameter_types is None else _drafts(heads, parameter_types),

@@ -7,6 +7,7 @@ import tokenizers
 from tokenizers import models
 
 from infer_models.text.errors import TextTooLongError
+from infer_models.text.files.scored_pieces import is_merged_here
 from infer_models.text.slicing import change_in_slices
 
 
@@ -70,7 +71,7 @@ def without_first_space(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     not after a special token within the text.
     """
     shell = tokenizers.Tokenizer(models.BPE())
-    if plain.pre_tokenizer is None:
+    if plain.pre_tokenizer is None or is_merged_here(plain):
         return plain
     shell.pre_tokenizer = plain.pre_tokenizer
     description = shell.to_str()

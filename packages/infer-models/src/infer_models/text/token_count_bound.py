@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from infer_models.text.files.scored_pieces import is_merged_here
 from infer_models.text.token_bytes import byte_by_character
 
 # The most that NFC shrinks a text's UTF-8, rounded up: U+1FBE U+0308 U+0301, of 7 bytes, becomes U+0390, of 2.
@@ -27,6 +28,8 @@ def max_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:
 
     Each token then stands for as many bytes as it has characters, and an added token for those of its content.
     """
+    if is_merged_here(tokenizer):
+        return None
     parts = _parts_without_vocabulary(tokenizer)
     normalizers = _flattened(parts["normalizer"], members="normalizers")
     pre_tokenizers = _flattened(parts["pre_tokenizer"], members="pretokenizers")

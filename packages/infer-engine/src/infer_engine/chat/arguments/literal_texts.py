@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infer_engine.chat.arguments.marks import ANY_TEXT, MarkGrammar
-from infer_engine.chat.arguments.text_values import text_patterns
+from infer_engine.chat.arguments.text_values import pattern_of_lengths, text_patterns
 from infer_engine.structured.grammar_text import escaped, quoted
 from infer_engine.structured.json_schema.any_order import AnyOrder
 from infer_models.text import LiteralFormat
@@ -75,7 +75,7 @@ class QuotedTexts:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if pattern == ANY_TEXT:
             return [self._rule([rf"{q}([^{_hex(q)}\\]|{_ANY_ESCAPED})*{q}" for q in _QUOTES])]
-        if "pattern" not in schema:
+        if pattern == pattern_of_lengths(schema):
             times = f"{{{least},{'' if most is None else most}}}"
             return [self._rule([rf"{q}([^{_hex(q)}\\]|{_ESCAPED}){times}{q}" for q in _QUOTES])]
         return [self._rule([rf"{q}({pattern}){q}"], rf"{q}[^{_hex(q)}\\]*{q}") for q in _QUOTES]

@@ -21,16 +21,26 @@ _OF_OTHERS = frozenset(
     )
 )
 
+_HEX, _BYTE = "[0-9a-fA-F]", "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9\\-]{0,61}[a-zA-Z0-9])?"
+_FORMATS = {
+    "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "email": rf"[a-zA-Z0-9_+\-]{{1,32}}(\.[a-zA-Z0-9_+\-]{{1,15}}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,3}}",
+}
+"""Patterns of texts that have a format; RFC 3339's are patterns already when a schema has been read."""
+
 _MAX_HOPS = 16
 
 
 def text_patterns(schema: Any, root: Mapping[str, Any], *, strict: bool, hops: int = 0) -> Sequence[str]:
     """Return patterns of which a text must match one, to be written between slashes; none: no text is allowed.
 
-    What cannot be kept of a schema is left out.
+    What cannot be kept of a schema is left out; of a `format` and of a `pattern` with `strict` too, as clients that are
+    strict always ask for many.
 
     Raises:
-        ValueError: with `strict`, if something cannot be kept.
+        ValueError: with `strict`, if something else cannot be kept.
     """
     if TEXT not in types_of(schema, root):
         return ()
@@ -49,12 +59,15 @@ def text_patterns(schema: Any, root: Mapping[str, Any], *, strict: bool, hops: i
 
 
 def _one_pattern(schema: Mapping[str, Any], *, strict: bool) -> str:
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
     pattern = _of_pattern(schema["pattern"]) if "pattern" in schema else None
-    if strict and ("format" in schema or ("pattern" in schema and (pattern is None or least or most is not None))):
-        raise ValueError(_not_kept("format" if "format" in schema else "pattern"))
-    if pattern is not None:
-        return pattern
+    if pattern is None and strict:
+        pattern = _FORMATS.get(schema.get("format", ""))
+    return pattern or pattern_of_lengths(schema)
+
+
+def pattern_of_lengths(schema: Mapping[str, Any]) -> str:
+    """Return the pattern of texts of the length that a schema asks for."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
     if most is None:
         return ANY_TEXT if not least else rf"(.|\n){{{least},}}"
     return rf"(.|\n){{{least},{most}}}"
@@ -65,10 +78,18 @@ def _of_pattern(pattern: str) -> str | None:
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     body = pattern[begins : len(pattern) - ends]
     others = re.sub(r"\[\^|\\[$^]", "", body)
-    if "^" in others or "$" in others or ((begins or ends) and "|" in body):
+    if "^" in others or "$" in others or ((begins or ends) and "|" in _outside_of_groups(body)):
         return None
     inner = regex_to_lark(body, "d")
     return f"{'' if begins else ANY_TEXT}({inner}){'' if ends else ANY_TEXT}"
+
+
+def _outside_of_groups(pattern: str) -> str:
+    """Return what of a pattern is in no group and in no list of characters."""
+    pattern = re.sub(r"\\.", "", pattern)
+    while pattern != (less := re.sub(r"\[[^\]]*\]|\([^()\[\]]*\)", "", pattern)):
+        pattern = less
+    return pattern
 
 
 def _not_kept(word: str) -> str:

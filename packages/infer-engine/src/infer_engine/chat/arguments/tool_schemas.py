@@ -15,6 +15,20 @@ from infer_engine.structured.json_schema.widening import exactly, whatever_it_is
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
+_ANY = ""
+_JSON_TYPES = {
+    **dict.fromkeys(("object", "dict", "map", "mapping", "hashmap"), "object"),
+    **dict.fromkeys(("array", "list", "tuple", "set", "arraylist"), "array"),
+    **dict.fromkeys(("string", "str", "char"), "string"),
+    **dict.fromkeys(("number", "float", "double", "decimal"), "number"),
+    **dict.fromkeys(("integer", "int", "long", "short"), "integer"),
+    **dict.fromkeys(("boolean", "bool"), "boolean"),
+    **dict.fromkeys(("null", "none", "nonetype"), "null"),
+    "any": _ANY,
+}
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "enum", "default", "example", "examples")
+
 _COUNTED = ("Length", "Items", "Properties")
 
 _ABOUT_MORE_PROPERTIES = frozenset(
@@ -42,18 +56,15 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     models would make them up without end.
 
     Of a tool that is not strict, a part that cannot be kept becomes a wider one: agents send schemas with keywords that
-    no grammar has, and check the arguments themselves.
+    no grammar has, and check the arguments themselves. Arguments are an object, whatever it says.
 
     Raises:
-        ValueError: the schema is not that of an object; or the tool is strict, and it cannot be kept.
+        ValueError: the tool is strict, and its schema is not that of an object, or cannot be kept.
     """
     if tool.parameters is None:
         return _NO_ARGUMENTS
-    given = tool.parameters.get("type") or "object"  # clients write null where there are no parameters
-    if given != "object" and not (isinstance(given, list) and "object" in given):
-        raise ValueError(f"`tools`: the parameters of `{tool.name}` are not of the type `object`; tools take objects.")
-    schema = _closed(tool.parameters | {"type": "object"})
     try:
+        schema = _closed(_schema_of_object(tool.parameters, strict=tool.strict))
         if tool.strict:
             return read_schema(schema, "tools", exactly)
         schema = _possible(read_schema(schema, "tools", whatever_it_is))
@@ -63,6 +74,37 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
             raise ValueError(f"`tools`: the parameters of `{tool.name}` cannot be kept: {error}") from None
         return {"type": "object"}
     return schema
+
+
+def _schema_of_object(parameters: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    schema: dict[str, Any] = _with_json_types(parameters)
+    given = schema.get("type") or "object"  # clients write null where there are no parameters
+    if strict and given != "object" and not (isinstance(given, list) and "object" in given):
+        raise ValueError("they are not of the type `object`; tools take objects.")
+    return schema | {"type": "object"}
+
+
+def _with_json_types(schema: Any) -> Any:
+    """Return `schema` with JSON's names of types in place of Python's and Java's, which many tools have."""
+    if isinstance(schema, list):
+        return [_with_json_types(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword == "type":
+            names = [_json_type(each) for each in value] if isinstance(value, list) else _json_type(value)
+            if _ANY not in (names if isinstance(names, list) else [names]):
+                found[keyword] = names
+        elif keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            found[keyword] = {name: _with_json_types(each) for name, each in value.items()}
+        else:
+            found[keyword] = value if keyword in _DATA else _with_json_types(value)
+    return found
+
+
+def _json_type(name: Any) -> Any:
+    return _JSON_TYPES.get(name.partition("[")[0].strip().lower(), name) if isinstance(name, str) else name
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -135,6 +135,8 @@ class ToolCallFormat:
         separator: between two calls.
         end: after the last call.
         prefix: a text without a meaning that some models write first.
+        other_begins: what models write in place of `begin`; an empty text: they leave it out.
+        other_ends: what they write in place of `end`.
         wrapper: the beginning of `call_begin` that some models leave out; what is left is a trigger too.
         tokens: the texts in these that are one token in vocabularies of this format, if they have it; left out: as in
             `markers`.
@@ -157,6 +159,8 @@ class ToolCallFormat:
     separator: str = ""
     end: str = ""
     prefix: str = ""
+    other_begins: tuple[str, ...] = ()
+    other_ends: tuple[str, ...] = ()
     wrapper: str = ""
     tokens: tuple[str, ...] = ()
     is_numbered: bool = False
@@ -192,7 +196,9 @@ class ToolCallFormat:
     @property
     def triggers(self) -> tuple[str, ...]:
         """The texts with which calls begin."""
-        return (self.trigger, self.call_begin.removeprefix(self.wrapper).lstrip()) if self.wrapper else (self.trigger,)
+        call_begin = self.call_begin.removesuffix(self.name_prefix)
+        bare = (self.call_begin.removeprefix(self.wrapper).lstrip(),) if self.wrapper else ()
+        return (self.trigger, *bare, *(begin or call_begin for begin in self.other_begins))
 
     def write(self, *calls: tuple[str, str]) -> str:
         """Return the calls of one answer, each a name and its arguments as JSON."""

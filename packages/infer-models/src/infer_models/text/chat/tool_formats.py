@@ -21,6 +21,7 @@ def _json_list(*, name: str, begin: str, end: str, tokens: tuple[str, ...]) -> T
         call_end="}",
         separator=", ",
         end=f"]{end}",
+        other_begins=("[",),
         tokens=tokens,
     )
 
@@ -29,8 +30,8 @@ _LINES = ParameterFormat(begin="<parameter=", name_end=">", end="</parameter>", 
 _DSML = "\uff5cDSML\uff5c"  # with bars of full width
 
 
-def _dsml(*, name: str, calls: str) -> ToolCallFormat:
-    """Return DeepSeek's format in which `calls` is the name of the outer tag."""
+def _dsml(*, name: str, calls: str, other_calls: str) -> ToolCallFormat:
+    """Return DeepSeek's format in which `calls` is the name of the outer tag, `other_calls` that of another version."""
     return ToolCallFormat(
         name=name,
         trigger=f"<{_DSML}{calls}>",
@@ -47,6 +48,8 @@ def _dsml(*, name: str, calls: str) -> ToolCallFormat:
         call_end=f"</{_DSML}invoke>",
         separator="\n",
         end=f"\n</{_DSML}{calls}>",
+        other_begins=("", f"<{_DSML}{other_calls}>"),
+        other_ends=(f"</{_DSML}{other_calls}>",),
         tokens=(_DSML,),
     )
 
@@ -130,6 +133,7 @@ TOOL_CALL_FORMATS = {
             call_end=f"\n```{_CALL_END}",
             separator="\n",
             end=_CALLS_END,
+            other_begins=("",),
             tokens=_DEEPSEEK_TOKENS,
         ),
         ToolCallFormat(
@@ -141,6 +145,7 @@ TOOL_CALL_FORMATS = {
             before_arguments=_SEPARATOR,
             call_end=_CALL_END,
             end=_CALLS_END,
+            other_begins=("",),
             tokens=_DEEPSEEK_TOKENS,
         ),
         ToolCallFormat(  # Kimi K2 and K2.5
@@ -152,9 +157,12 @@ TOOL_CALL_FORMATS = {
             before_arguments="<|tool_call_argument_begin|>",
             call_end="<|tool_call_end|>",
             end="<|tool_calls_section_end|>",
+            other_begins=("", "<|tool_call_section_begin|>"),
+            other_ends=("<|tool_call_section_end|>",),
             tokens=(
                 *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
                 *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+                *("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),
             ),
             is_numbered=True,
             name_prefix="functions.",
@@ -251,10 +259,11 @@ TOOL_CALL_FORMATS = {
             call_end="</invoke>",
             separator="\n",
             end="\n</minimax:tool_call>",
+            other_begins=("",),
             tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
         ),
-        _dsml(name="deepseek_v32", calls="function_calls"),
-        _dsml(name="deepseek_v4", calls="tool_calls"),
+        _dsml(name="deepseek_v32", calls="function_calls", other_calls="tool_calls"),
+        _dsml(name="deepseek_v4", calls="tool_calls", other_calls="function_calls"),
         _gemma(name="gemma4", begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
         _gemma(
             name="functiongemma", begin="<start_function_call>", end="<end_function_call>", quote="<escape>"

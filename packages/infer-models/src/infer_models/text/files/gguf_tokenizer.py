@@ -7,22 +7,33 @@ from pathlib import Path
 
 import jinja2
 import tokenizers
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from infer_models.errors import CheckpointError
 from infer_models.gguf.checkpoint_files import read_model_header
 from infer_models.gguf.end_tokens import TOKEN_TYPES, TOKENS
 from infer_models.gguf.metadata import Metadata
 from infer_models.text.chat.template import ChatTemplate
-from infer_models.text.files.pre_tokenizers import DEFAULT_PRE_TOKENIZATION, PRE_TOKENIZATIONS, PreTokenization
+from infer_models.text.files.pre_tokenizers import (
+    DEFAULT_PRE_TOKENIZATION,
+    PRE_TOKENIZATIONS,
+    WITHOUT_BYTE_LEVEL,
+    PreTokenization,
+)
 from infer_models.text.files.reading import one_line
-from infer_models.text.files.sentencepiece_model import BPE, UNIGRAM, Piece, PieceKind, SentencePieceModel
+from infer_models.text.files.scored_pieces import ScoredPieces, merges_by_score
+from infer_models.text.files.sentencepiece_model import BPE, SPACE, UNIGRAM, Piece, PieceKind, SentencePieceModel
 from infer_models.text.files.tokenizer_parts import TokenizerFiles
 from infer_models.text.files.vocabulary_files import add_ends, tokenizer_of_pieces
 
 logger = logging.getLogger("infer_models")
 
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _TEMPLATE, _TOOL_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
+_PRE, _SCORES = "tokenizer.ggml.pre", "tokenizer.ggml.scores"
 _NAMED: Mapping[str, str] = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -41,7 +52,8 @@ def read_gguf_tokenizer(path: Path) -> TokenizerFiles:
         CheckpointError: there is none, a part of it is damaged, or it is of a kind that is not read; one line.
     """
     metadata = Metadata(read_model_header(path))
-    kind = metadata.text("tokenizer.ggml.model")
+    says_kind = metadata.text("tokenizer.ggml.model")
+    kind = "gemma4" if says_kind == "gpt2" and _has_pieces(metadata) else says_kind
     texts = metadata.texts(TOKENS)
     kinds = [int(each) for each in metadata.numbers(TOKEN_TYPES)] if TOKEN_TYPES in metadata else []
     kinds += [int(PieceKind.NORMAL)] * (len(texts) - len(kinds))
@@ -53,20 +65,22 @@ def read_gguf_tokenizer(path: Path) -> TokenizerFiles:
             adds_bos = way.adds_bos
         case "llama" | "gemma4" | "t5":
             tokenizer = _of_pieces(metadata, texts, kinds, kind)
-            adds_bos = kind != "t5"
+            adds_bos = says_kind == "llama"
         case _:
             raise metadata.invalid("tokenizer.ggml.model", "`gpt2`, `llama`, `gemma4` or `t5`")
     says_bos = metadata.flag("tokenizer.ggml.add_bos_token", default=adds_bos)
     fields = {
-        "add_bos_token": says_bos or kind == "gemma4",  # the first files of it say that they need none
+        "add_bos_token": says_bos or says_kind == "gemma4",  # the first files of it say that they need none
         "add_eos_token": metadata.flag("tokenizer.ggml.add_eos_token", default=kind == "t5"),
     }
     tokenizer.add_special_tokens([text for text in named.values() if tokenizer.token_to_id(text) is not None])
+    if kind == "llama" and _is_phi_3(metadata):
+        _strip_after_tokens(tokenizer)
     add_ends(tokenizer, fields, named)
     return TokenizerFiles(
         tokenizer=tokenizer,
         named_tokens=named,
-        chat_template=_template(metadata, _TEMPLATE, named),
+        chat_template=_template(metadata, _TEMPLATE, named) or _chatml(metadata, named),
         tool_template=_template(metadata, _TOOL_TEMPLATE, named),
     )
 
@@ -86,18 +100,26 @@ def _named_tokens(metadata: Metadata, texts: Sequence[str]) -> dict[str, str]:
     return named
 
 
+def _has_pieces(metadata: Metadata) -> bool:
+    return _PRE in metadata and metadata.text(_PRE) in WITHOUT_BYTE_LEVEL
+
+
+def _is_phi_3(metadata: Metadata) -> bool:
+    name = metadata.text("general.name", "").lower()
+    return metadata.architecture == "phi3" or "phi-3" in name or "phi3" in name
+
+
 def _pre_tokenization(metadata: Metadata) -> PreTokenization:
-    key = "tokenizer.ggml.pre"
-    if key not in metadata or metadata.text(key) == "default":
+    if _PRE not in metadata or metadata.text(_PRE) == "default":
         logger.warning(
             "%s does not say how texts are split before they are tokenized: they are split as by GPT-2, and answers "
             "may be worse than the model's; convert the model again",
             metadata.path,
         )
         return DEFAULT_PRE_TOKENIZATION
-    found = PRE_TOKENIZATIONS.get(metadata.text(key))
+    found = PRE_TOKENIZATIONS.get(metadata.text(_PRE))
     if found is None:
-        raise metadata.invalid(key, "one of " + ", ".join(f"`{each}`" for each in PRE_TOKENIZATIONS))
+        raise metadata.invalid(_PRE, "one of " + ", ".join(f"`{each}`" for each in PRE_TOKENIZATIONS))
     return found
 
 
@@ -140,37 +162,68 @@ def _pair(metadata: Metadata, line: str) -> tuple[str, str]:
 
 def _of_pieces(metadata: Metadata, texts: Sequence[str], kinds: Sequence[int], kind: str) -> tokenizers.Tokenizer:
     """Return a tokenizer of SentencePiece's; Gemma 4's has merges beside the pieces, whose scores mean nothing."""
-    key = "tokenizer.ggml.scores"
-    scores = [float(each) for each in metadata.numbers(key)] if key in metadata else []
-    if len(scores) not in (0, len(texts)):
-        raise metadata.invalid(key, f"an array of {len(texts)} numbers, one for each token")
-    scores = scores or [0.0] * len(texts)
+    pieces = _pieces(metadata, texts, kinds)
     charsmap = "tokenizer.ggml.precompiled_charsmap"
     unknown = metadata.count("tokenizer.ggml.unknown_token_id", 0)
     if unknown >= len(texts):  # as some writers spell that there is none
         unknown = kinds.index(PieceKind.UNKNOWN) if PieceKind.UNKNOWN in kinds else 0
+    merges = _merges(metadata) if kind == "gemma4" else None
+    is_scored = kind == "llama" and _SCORES in metadata
+    by_score = merges_by_score(pieces) if is_scored else None
     model = SentencePieceModel(
-        pieces=tuple(
-            Piece(text=text, score=score, kind=each) for text, score, each in zip(texts, scores, kinds, strict=False)
-        ),
+        pieces=pieces,
         kind=UNIGRAM if kind == "t5" else BPE,
-        merges=_merges(metadata) if kind == "gemma4" else None,
+        merges=by_score or [] if is_scored else merges,
         unknown_id=unknown,
         has_byte_fallback=int(PieceKind.BYTE) in kinds,
         normalization=metadata.data(charsmap) if charsmap in metadata else b"",
-        adds_first_space=metadata.flag("tokenizer.ggml.add_space_prefix", default=True),
+        adds_first_space=metadata.flag("tokenizer.ggml.add_space_prefix", default=kind != "gemma4"),
     )
     fields = {"add_prefix_space": model.adds_first_space}
-    is_gemma = metadata.architecture.startswith("gemma")
+    is_gemma = kind == "gemma4" or metadata.architecture.startswith("gemma")
     name = None if kind == "t5" else "GemmaTokenizer" if is_gemma else "LlamaTokenizer"
     try:
-        return tokenizer_of_pieces(metadata.path, model, fields, name)
+        tokenizer = tokenizer_of_pieces(metadata.path, model, fields, name)
     except CheckpointError:
         raise
     except Exception as error:  # tokenizers raises plain `Exception`
         raise CheckpointError(
             f"{metadata.path}: the tokens of the metadata make no tokenizer: {one_line(error)}"
         ) from error
+    if name == "LlamaTokenizer":
+        _begin_with_space(tokenizer, adds_space=model.adds_first_space)
+    if is_scored and by_score is None:
+        ScoredPieces(pieces, unknown_id=unknown).replace_model_of(tokenizer)
+    return tokenizer
+
+
+def _pieces(metadata: Metadata, texts: Sequence[str], kinds: Sequence[int]) -> tuple[Piece, ...]:
+    scores = [float(each) for each in metadata.numbers(_SCORES)] if _SCORES in metadata else []
+    if len(scores) not in (0, len(texts)):
+        raise metadata.invalid(_SCORES, f"an array of {len(texts)} numbers, one for each token")
+    scores = scores or [0.0] * len(texts)
+    return tuple(
+        Piece(text=text, score=score, kind=each) for text, score, each in zip(texts, scores, kinds, strict=False)
+    )
+
+
+def _begin_with_space(tokenizer: tokenizers.Tokenizer, *, adds_space: bool) -> None:
+    """Put a space before each text between added tokens, whatever it begins with, as llama.cpp and Llama 2 do."""
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+    if adds_space:
+        steps.insert(0, normalizers.Prepend(SPACE))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = None
+
+
+def _strip_after_tokens(tokenizer: tokenizers.Tokenizer) -> None:
+    """Make added tokens take the blank space after them, as Phi 3's do but for three."""
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if token.content in ("<unk>", "<s>", "<|endoftext|>"):
+            continue
+        stripping = AddedToken(token.content, normalized=False, special=token.special, rstrip=True)
+        add = tokenizer.add_special_tokens if token.special else tokenizer.add_tokens
+        add([stripping])
 
 
 def _template(metadata: Metadata, key: str, named: Mapping[str, str]) -> ChatTemplate | None:
@@ -182,3 +235,13 @@ def _template(metadata: Metadata, key: str, named: Mapping[str, str]) -> ChatTem
         raise CheckpointError(
             f"{metadata.path}: the chat template is broken at line {error.lineno}: {error.message}"
         ) from error
+
+
+def _chatml(metadata: Metadata, named: Mapping[str, str]) -> ChatTemplate:
+    """Return the template of a file that has none, as llama.cpp has it."""
+    logger.warning(
+        "%s has no chat template: conversations are written as in ChatML (`<|im_start|>`), and a model that was "
+        "trained on others answers worse",
+        metadata.path,
+    )
+    return ChatTemplate(_CHATML, variables=named)

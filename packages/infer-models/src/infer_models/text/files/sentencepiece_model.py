@@ -15,6 +15,8 @@ from pathlib import Path
 from infer_models.errors import CheckpointError
 from infer_models.text.files.reading import one_line
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The character that stands for a blank in pieces."""
 UNIGRAM, BPE = 1, 2
 """The kinds of models that a tokenizer can be made of."""
 

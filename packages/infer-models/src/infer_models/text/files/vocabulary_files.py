@@ -14,13 +14,13 @@ from infer_models.errors import CheckpointError
 from infer_models.text.files.reading import one_line, read_object, read_text
 from infer_models.text.files.sentencepiece_model import (
     BPE,
+    SPACE,
     UNIGRAM,
     PieceKind,
     SentencePieceModel,
     read_sentencepiece_model,
 )
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _QWEN_2 = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # as trained
@@ -168,7 +168,7 @@ def tokenizer_of_pieces(
     adds_space = model.adds_first_space
     if name == "GemmaTokenizer":
         adds_space = False
-        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
     else:
         if name == "LlamaTokenizer":
@@ -177,9 +177,9 @@ def tokenizer_of_pieces(
             tokenizer.normalizer = normalizers.Precompiled(model.normalization)
         scheme: Literal["always", "first", "never"] = "always" if fields.get("legacy") else "first"
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-            replacement=_SPACE, prepend_scheme=scheme if adds_space else "never", split=False
+            replacement=SPACE, prepend_scheme=scheme if adds_space else "never", split=False
         )
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_space else steps)
     for piece in model.pieces:
         if piece.kind in (PieceKind.CONTROL, PieceKind.USER_DEFINED):
