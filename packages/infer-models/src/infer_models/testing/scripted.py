@@ -67,7 +67,7 @@ def save_scripted(
     _save_tokenizer(folder, ids, controls, added_tokens)
     (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     paths = []
-    for key, pieces in {None: script, **further}.items():
+    for key, pieces in (("", script), *further.items()):
         path = [ids[spelled[piece]] for piece in pieces]
         paths.append([*([ids[key]] if key else []), *path, ids["</s>"] if ends else path[-1]])
     _save_model(folder, len(tokens), paths, length=length, eos_token_id=ids["</s>"])
