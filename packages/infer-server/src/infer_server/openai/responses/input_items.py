@@ -16,15 +16,13 @@ import msgspec
 from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.fields import described
 from infer_server.api.history import read_arguments, template_role, with_call_ids
-from infer_server.api.validation import no_text, out_of_range, unsupported
+from infer_server.api.validation import no_text, unsupported
 from infer_server.errors import ApiError
-from infer_server.openai.content_parts import ContentPart, read_content
+from infer_server.openai.content_parts import ContentPart, read_content, read_result
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
 from infer_server.openai.responses.tool_fields import full_name
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openapi import schema_of
-
-MAX_ITEMS = 4096
 
 # `developer` is OpenAI's newer name for `system`; chat templates use the older one.
 _TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -59,7 +57,7 @@ class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str | None, described("The call.")] = None
-    output: Annotated[str | list[str | ContentPart] | None, described("Text, or parts of it, which are joined.")]
+    output: Annotated[Any, described("Text, or parts of it, which are joined, or any JSON.")] = None
 
 
 class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +91,6 @@ INPUT = described(
         {
             "type": "array",
             "minItems": 1,
-            "maxItems": MAX_ITEMS,
             "items": {
                 "anyOf": [
                     *map(schema_of, _ITEMS.values()),
@@ -113,7 +110,7 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
     leave it out, and coding agents send two.
 
     Raises:
-        ApiError: 400: there is no message, or too many items, or an item is wrong or not supported.
+        ApiError: 400: there is no message, or an item is wrong or not supported.
     """
     messages = [ChatMessage(role="user", content=given)] if isinstance(given, str) else _messages(given)
     leading = _num_leading_system(messages)
@@ -124,8 +121,6 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
 
 
 def _messages(given: list[dict[str, Any]]) -> list[ChatMessage]:
-    if len(given) > MAX_ITEMS:
-        raise out_of_range("input", f"`input` has {len(given)} items; send at most {MAX_ITEMS}.")
     conversation = _Conversation()
     for index, item in enumerate(given):
         conversation.add(item, f"input[{index}]")
@@ -179,8 +174,8 @@ class _Conversation:
                 name = full_name(namespace, name)
                 self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
             case FunctionCallOutputItem(call_id=call_id, output=output):
-                text = read_content(output, f"{at}.output", send="input_text", param_end=".type").text
-                self._add_call_and_result(None, ChatMessage(role="tool", content=text, tool_call_id=call_id))
+                result = ChatMessage(role="tool", content=read_result(output), tool_call_id=call_id)
+                self._add_call_and_result(None, result)
             case ReasoningItem() as reasoning:
                 self._add_reasoning(part.text or "" for part in reasoning.content or reasoning.summary or ())
 
