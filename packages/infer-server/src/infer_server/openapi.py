@@ -5,11 +5,11 @@ loads nothing else.
 """
 
 import html
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 from litestar import Request, Response, Router
@@ -29,7 +29,6 @@ from litestar.openapi.spec import (
     Server,
 )
 
-from infer_server.api.fields import other_names
 from infer_server.errors import ErrorReply
 
 _KEY_SCHEMES = {
@@ -130,6 +129,22 @@ def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = No
                 success.content["text/event-stream"] = OpenAPIMediaType(schema=stream)
 
     return OperationWithBody
+
+
+def another_name(of: str) -> msgspec.Meta:
+    """Return the annotation of a field that others have for the field `of`, whose schema it has in the document."""
+    return msgspec.Meta(extra={"another_name_of": of})
+
+
+@cache
+def other_names(struct: type[msgspec.Struct]) -> Mapping[str, str]:
+    """Return the fields of `struct` that are other names, with the names of the fields that they mean."""
+    return {
+        field.name: metadata.extra["another_name_of"]
+        for field in msgspec.structs.fields(struct)
+        for metadata in get_args(field.type)[1:]
+        if isinstance(metadata, msgspec.Meta) and metadata.extra and "another_name_of" in metadata.extra
+    }
 
 
 @cache

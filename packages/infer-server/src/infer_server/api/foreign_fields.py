@@ -12,9 +12,10 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from infer_server.api.fields import another_name, check_restricted, described, other_names, restricted
+from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.validation import out_of_range, unsupported
 from infer_server.http.bodies import decode_body
+from infer_server.openapi import another_name, other_names
 
 Ignored = Annotated[Any, described("Accepted without effect.")]
 OnlyNull = Annotated[Any, restricted("Only null.")]

@@ -10,7 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
 
 from infer_engine.protocol import Engine, EngineInfo, SamplingDefaults
-from infer_server.anthropic.models import (
+from infer_server.api.message_models import (
     MessageModel,
     MessageModelList,
     message_model,
