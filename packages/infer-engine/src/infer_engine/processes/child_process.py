@@ -20,7 +20,7 @@ import psutil
 
 from infer_engine.processes.log_forwarding import LogLine, LogSender
 from infer_engine.protocol import CheckpointUnusableError, EngineStartError
-from infer_models import CheckpointError
+from infer_models.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
