@@ -7,8 +7,15 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
-from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape
-from infer_server.anthropic.request import CountTokensBody, MessagesBody, format_of, messages_request, prompt_of
+from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape, refusal_words
+from infer_server.anthropic.request import (
+    CountTokensBody,
+    MessagesBody,
+    format_of,
+    messages_request,
+    prompt_of,
+    shows_thinking,
+)
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
 from infer_server.api.handler import (
     COMMON_ERRORS,
@@ -66,7 +73,11 @@ class _MessagesEndpoint(Endpoint[MessagesBody]):
 
     def _builder(self, accepted: AcceptedRequest[MessagesBody]) -> MessageBuilder:
         prompt_token_ids = accepted.streams[0].prompt_token_ids if accepted.body.return_token_ids else None
-        return MessageBuilder(served_model=self.served_model, prompt_token_ids=prompt_token_ids)
+        return MessageBuilder(
+            served_model=self.served_model,
+            prompt_token_ids=prompt_token_ids,
+            shows_thinking=shows_thinking(accepted.body),
+        )
 
 
 def message_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
@@ -74,7 +85,7 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_models: S
     handler = GenerationHandler(
         _MessagesEndpoint, MessagesBody, engine=engine, settings=settings, served_models=served_models
     )
-    handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape)
+    handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape, words=refusal_words)
 
     @post(
         PATHS,
