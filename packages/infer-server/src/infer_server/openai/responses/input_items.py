@@ -8,15 +8,16 @@ reasoning, message, function_call, function_call | function_call_output, functio
 ```
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.carried_thinking import thinking_in
 from infer_server.api.fields import described
 from infer_server.api.history import read_arguments, template_role, with_call_ids
-from infer_server.api.validation import no_text, out_of_range, unsupported
+from infer_server.api.validation import no_text, out_of_range
 from infer_server.errors import ApiError
 from infer_server.openai.content_parts import ContentPart, read_content
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
@@ -69,11 +70,12 @@ class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant thought before the next items. Encrypted content cannot be read, and has no effect."""
+    """What the assistant thought before the next items. Encrypted content of other servers has no effect."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningPart] | None, described("Its text.")] = None
-    summary: Annotated[list[ReasoningPart] | None, described("Used if there is no `content`.")] = None
+    encrypted_content: Annotated[Any, described("As it came from here; used if there is no `content`.")] = None
+    summary: Annotated[list[ReasoningPart] | None, described("Used if there is nothing else.")] = None
 
 
 _ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]] = {
@@ -82,9 +84,14 @@ _ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem |
     "function_call_output": FunctionCallOutputItem,
     "reasoning": ReasoningItem,
 }
-_REFERENCE = "item_reference"
 _MISPLACED = (*_TEXT_PARTS, "input_image", "input_audio", "input_file", "image_url", "computer_call_output")
-_NOT_DROPPED = (*_ITEMS, *PROVIDER_ITEMS, *_MISPLACED, _REFERENCE)
+_REFERENCE: dict[str, Any] = {
+    "type": "object",
+    "description": "An item of a recent answer, by its id. One of reasoning that is not kept any more is passed over.",
+    "properties": {"type": {"enum": ["item_reference", None]}, "id": {"type": "string"}},
+    "required": ["id"],
+}
+_NOT_DROPPED = (*_ITEMS, *PROVIDER_ITEMS, *_MISPLACED, "item_reference")
 
 INPUT = described(
     "A user's text, or the conversation so far.",
@@ -98,6 +105,7 @@ INPUT = described(
                 "anyOf": [
                     *map(schema_of, _ITEMS.values()),
                     schema_of(ProviderItem),
+                    _REFERENCE,
                     dropped_object(_NOT_DROPPED),
                 ]
             },
@@ -106,8 +114,10 @@ INPUT = described(
 )
 
 
-def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | None) -> tuple[ChatMessage, ...]:
-    """Return the messages of an input, after the `instructions`.
+def conversation_of(
+    given: list[dict[str, Any]], *, instructions: str | None, earlier: Sequence[dict[str, Any]] = ()
+) -> tuple[ChatMessage, ...]:
+    """Return the messages of the items `given`, after the `instructions` and the `earlier` items.
 
     The system messages at the beginning become one, `instructions` first: some templates refuse a second one, others
     leave it out, and coding agents send two.
@@ -115,7 +125,7 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
     Raises:
         ApiError: 400: there is no message, or too many items, or an item is wrong or not supported.
     """
-    messages = [ChatMessage(role="user", content=given)] if isinstance(given, str) else _messages(given)
+    messages = _messages(given, earlier)
     leading = _num_leading_system(messages)
     texts = [instructions] if instructions else []
     texts += [message.content or "" for message in messages[:leading]]
@@ -123,10 +133,12 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
     return (*system, *messages[leading:])
 
 
-def _messages(given: list[dict[str, Any]]) -> list[ChatMessage]:
+def _messages(given: list[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> list[ChatMessage]:
     if len(given) > MAX_ITEMS:
         raise out_of_range("input", f"`input` has {len(given)} items; send at most {MAX_ITEMS}.")
     conversation = _Conversation()
+    for item in earlier:
+        conversation.add(item, "previous_response_id")
     for index, item in enumerate(given):
         conversation.add(item, f"input[{index}]")
     messages = list(with_call_ids(conversation.end()))
@@ -158,8 +170,6 @@ class _Conversation:
         kind = object_type(item, at=at)
         if kind is None:
             kind = "message"
-        if kind == _REFERENCE:
-            raise unsupported(f"{at}.type", kind, send="the item itself: the server keeps none")
         if kind in _MISPLACED:
             raise _misplaced(kind, at)
         if kind in PROVIDER_ITEMS:
@@ -182,7 +192,7 @@ class _Conversation:
                 text = read_content(output, f"{at}.output", send="input_text", param_end=".type").text
                 self._add_call_and_result(None, ChatMessage(role="tool", content=text, tool_call_id=call_id))
             case ReasoningItem() as reasoning:
-                self._add_reasoning(part.text or "" for part in reasoning.content or reasoning.summary or ())
+                self._add_reasoning(_thoughts(reasoning))
 
     def end(self) -> list[ChatMessage]:
         """Return the messages, after the last item."""
@@ -221,6 +231,13 @@ class _Conversation:
                 )
             )
         self._texts, self._calls, self._reasoning = [], [], []
+
+
+def _thoughts(reasoning: ReasoningItem) -> list[str]:
+    """Return the texts of reasoning: its own, what its encrypted content carries, or its summary."""
+    if not reasoning.content and (carried := thinking_in(reasoning.encrypted_content)):
+        return [carried]
+    return [part.text or "" for part in reasoning.content or reasoning.summary or ()]
 
 
 def _misplaced(kind: str, at: str) -> ApiError:
