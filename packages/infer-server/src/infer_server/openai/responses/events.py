@@ -131,7 +131,7 @@ class ResponseEvents:
         try:
             raise_if_unfinished(output)
         except ApiError as error:
-            response = self._builder.failed(code=error.reply.error.code, message=error.reply.error.message)
+            response = self._builder.failed(error.reply.error.message)
         else:
             response = self._ended()
         return self._event(f"response.{response.status}", response=response)

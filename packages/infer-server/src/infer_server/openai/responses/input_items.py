@@ -60,6 +60,8 @@ class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str | None, described("The call.")] = None
+    name: Annotated[str | None, described("That of the called function; if left out, the call's.")] = None
+    namespace: Annotated[str | None, described("That of the function, if it has one.")] = None
     output: Annotated[str | list[str | ContentPart] | None, described("Text, or parts of it, which are joined.")]
 
 
@@ -188,9 +190,11 @@ class _Conversation:
             case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=given):
                 name = full_name(namespace, name)
                 self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
-            case FunctionCallOutputItem(call_id=call_id, output=output):
+            case FunctionCallOutputItem(call_id=call_id, name=name, namespace=namespace, output=output):
                 text = read_content(output, f"{at}.output", send="input_text", param_end=".type").text
-                self._add_call_and_result(None, ChatMessage(role="tool", content=text, tool_call_id=call_id))
+                called = full_name(namespace, name) if name else None
+                result = ChatMessage(role="tool", content=text, tool_call_id=call_id, name=called)
+                self._add_call_and_result(None, result)
             case ReasoningItem() as reasoning:
                 self._add_reasoning(_thoughts(reasoning))
 

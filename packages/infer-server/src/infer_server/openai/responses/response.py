@@ -82,6 +82,7 @@ class CustomToolCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="custom_
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     input: str
     status: ItemStatus
 
@@ -113,9 +114,9 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is no complete response."""
+    """Why there is no complete response. OpenAI's codes are a closed list; a failure here is always the server's."""
 
-    code: str
+    code: Literal["server_error"] = "server_error"
     message: str
 
 
@@ -257,9 +258,9 @@ class ResponseBuilder:
             token_ids=UNSET if self._token_ids is None else self._token_ids,
         )
 
-    def failed(self, *, code: str, message: str) -> ResponseObject:
+    def failed(self, message: str) -> ResponseObject:
         """Return the response after a failure."""
-        return self._response("failed", error=ResponseError(code=code, message=message))
+        return self._response("failed", error=ResponseError(message=message))
 
     def _response(
         self,
@@ -307,14 +308,21 @@ class ResponseBuilder:
 
     def _call_item(self, block: AnswerBlock, status: ItemStatus, *, arguments: str) -> OutputItem:
         item_id, call_id, tool = self.item_id(block), self._call_ids[block.index], self._tools.get(block.name)
+        namespace = UNSET if tool is None or tool.namespace is None else tool.namespace
         if tool is not None and tool.is_custom:
-            text = text_input(arguments)
-            return CustomToolCallItem(id=item_id, call_id=call_id, name=tool.name, input=text, status=status)
+            return CustomToolCallItem(
+                id=item_id,
+                call_id=call_id,
+                name=tool.name,
+                namespace=namespace,
+                input=text_input(arguments),
+                status=status,
+            )
         return FunctionCallItem(
             id=item_id,
             call_id=call_id,
             name=block.name if tool is None else tool.name,
-            namespace=UNSET if tool is None or tool.namespace is None else tool.namespace,
+            namespace=namespace,
             arguments=arguments,
             status=status,
         )
