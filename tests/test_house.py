@@ -34,7 +34,7 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests/text": 17,
     "packages/infer-server/tests/connections": 15,
     "tests": 34,
-    "tests/field": 26,
+    "tests/field": 27,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
@@ -47,13 +47,13 @@ CEILINGS: dict[str, int] = {
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 26_900,
     "packages/infer-engine/tests": 21_400,
-    "packages/infer-server/src": 13_100,
-    "packages/infer-server/tests": 9_500,
+    "packages/infer-server/src": 13_800,
+    "packages/infer-server/tests": 9_700,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_600,
     "benchmarks/tests": 3_400,
-    "tests": 11_600,
+    "tests": 12_200,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

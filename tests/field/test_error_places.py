@@ -47,6 +47,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": blocks({"type": "text"})}, "messages[1].content[0].text"),
     ({"messages": blocks({"type": "text", "text": 5})}, "messages[1].content[0].text"),
     ({"messages": blocks({"type": "image_url", "image_url": {}})}, "messages[1].content[0]"),
+    ({"messages": [USER], "functions": [{"name": "f"}, {"parameters": {}}]}, "functions[1].name"),
     ({"messages": [USER], "response_format": {}}, "response_format.type"),
     ({"messages": [USER], "stream_options": {"bogus": 1}}, "stream_options.bogus"),
     ({"messages": [USER], "n": "2"}, "n"),
@@ -54,11 +55,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
 ]
 INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"input": [USER, {"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[1].name"),
-    ({"input": [USER, {"type": "function_call_output", "call_id": "c"}]}, "input[1].output"),
-    ({"input": [USER, {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text"}]}]},
-     "input[1].output[0].text"),
-    ({"input": [USER, {"type": "function_call_output", "call_id": "c", "output": [{"text": "x"}]}]},
-     "input[1].output[0].type"),
+    ({"input": [USER, {"type": "function_call_output", "call_id": 5, "output": "x"}]}, "input[1].call_id"),
     ({"input": [USER, {"role": "user"}]}, "input[1].content"),
     ({"input": [USER, {"content": "x"}]}, "input[1].role"),
     ({"input": [USER, 5]}, "input[1]"),

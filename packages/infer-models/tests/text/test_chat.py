@@ -202,3 +202,17 @@ def test_templates_have_the_functions_that_they_expect() -> None:
 def test_a_message_of_no_json_type_is_refused() -> None:
     with pytest.raises(ChatTemplateError, match="a message holds a `object`"):
         chat_tokenizer().render_chat([{"role": "user", "content": object()}])
+
+
+def test_thinking_is_a_part_of_the_content_where_the_template_looks_for_it_there() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{% if part.type == 'thinking' %}[THINK]{{ part.thinking }}[/THINK]"
+        "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}",
+        variables={},
+    )
+    asked = {"role": "user", "content": "Hi"}
+    answers = [{"role": "assistant", "content": content, "reasoning": "Hm."} for content in ("Yes.", "")]
+    texts = [template.render([asked, answer, asked]) for answer in answers]
+    assert texts == [f"<user>Hi<assistant>[THINK]Hm.[/THINK]{said}<user>Hi" for said in ("Yes.", "")]
+    assert template.render([asked, {"role": "assistant", "content": "Yes."}]) == "<user>Hi<assistant>Yes."

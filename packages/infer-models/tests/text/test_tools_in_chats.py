@@ -85,6 +85,16 @@ def test_calls_and_results_become_text() -> None:
     ]
 
 
+def test_calls_stay_calls_where_the_template_writes_them_though_it_describes_no_tools() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+        "[{{ call.function.name }}]{% endfor %}<|im_end|>{% endfor %}"
+    )
+    chat = Conversation(messages=[user("Hi"), calling(call()), result("3")], add_generation_prompt=False)
+    text = family_tokenizer(template).chat.render(chat)
+    assert text == "<|im_start|>user:Hi<|im_end|><|im_start|>assistant:[f1]<|im_end|><|im_start|>tool:3<|im_end|>"
+
+
 def test_several_calls_and_their_results_are_one_turn_each() -> None:
     messages = [user("Hi"), calling(call("1", a=1), call("2")), result("3"), result("4", "2"), user("So?"), user_less()]
     assert turns(*messages) == [

@@ -29,6 +29,7 @@ from litestar.openapi.spec import (
     Server,
 )
 
+from infer_server.api.fields import other_names
 from infer_server.errors import ErrorReply
 
 _KEY_SCHEMES = {
@@ -136,6 +137,9 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON Schema of `struct`, without references; leave it as it is, as others get the same."""
     (reference,), components = msgspec.json.schema_components([struct])
     schema: dict[str, Any] = _inlined(reference, components)
+    for name, meant in other_names(struct).items():
+        as_meant = schema["properties"].get(meant, {"enum": [None, ""]})
+        schema["properties"][name] = as_meant | {"description": f"Another name of `{meant}`."}
     return schema
 
 

@@ -144,6 +144,8 @@ async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.Asy
         "/v1/models/{model_id}",
         "/tokenize",
         "/detokenize",
+        "/v1/tokenize",
+        "/v1/detokenize",
         "/health",
         "/ready",
         "/version",

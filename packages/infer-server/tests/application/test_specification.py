@@ -41,7 +41,7 @@ async def test_every_field_that_the_openai_client_can_send_is_known(
 
 
 @pytest.mark.covers("http/error-order")
-@pytest.mark.parametrize("prompt", ["", [], ["a", ""], [[1], []], ["a", 1]])
+@pytest.mark.parametrize("prompt", [[], [[1], []], ["a", 1]])
 @pytest.mark.parametrize("more", [{"bogus": 1}, {"stream_options": {"bogus": 1}}, {"n": 99}, {"model": "other"}])
 async def test_prompt_that_is_none_is_400_before_what_is_422(
     client: httpx.AsyncClient, prompt: object, more: dict[str, object]
@@ -57,7 +57,7 @@ async def test_messages_stay_below_a_kilobyte_whatever_was_sent(client: httpx.As
     fields += [{"logit_bias": {text: 1}}, {"stream_options": {text: 1}}, {"format": [text]}, {"cache_salt": {text: 1}}]
     completions = [{"prompt": "x"} | field for field in [*fields, {"suffix": text}]]
     chats: list[dict[str, Any]] = [{"messages": CHAT} | field for field in fields]
-    chats += [{"messages": CHAT, "verbosity": text}, {"messages": CHAT, "response_format": {"type": text}}]
+    chats += [{"messages": CHAT, "reasoning_format": text}, {"messages": CHAT, "response_format": {"type": text}}]
     chats += [{"messages": CHAT, "structured_outputs": {"json_object": text}}]
     chats += [{"messages": [{"role": text, "content": "x"}]}, {"messages": CHAT, "tool_choice": {"type": text}}]
     chats += [{"messages": [{"role": "user", "content": [{"type": text}]}]}]

@@ -22,6 +22,8 @@ HI = [{"role": "user", "content": "hi"}]
         ({"prompt": "", "add_special_tokens": False}, []),
         ({"messages": HI, "add_generation_prompt": False}, [104, 105]),
         ({"messages": HI, "add_special_tokens": False, "prompt": None}, [104, 105]),
+        ({"prompt": "hi", "add_generation_prompt": True, "truncate_prompt_tokens": None}, [0, 104, 105]),
+        ({"messages": HI, "chat_template": None, "mm_processor_kwargs": None, "chat_template_args": {}}, [104, 105]),
     ],
 )
 async def test_tokenize_lists_and_counts_the_tokens_of_a_text_or_a_conversation(
@@ -40,8 +42,9 @@ async def test_tokenize_shows_the_tokens_texts_where_asked_for(client: httpx.Asy
 @pytest.mark.covers("http/tokenize")
 async def test_detokenize_returns_the_text(client: httpx.AsyncClient) -> None:
     for tokens, text in (([104, 105], "hi"), ([], "")):
-        reply = await client.post("/detokenize", json={"tokens": tokens})
-        assert (reply.status_code, reply.json()) == (200, {"prompt": text})
+        for path in ("/detokenize", "/v1/detokenize"):
+            reply = await client.post(path, json={"tokens": tokens, "model": None, "mm_processor_kwargs": None})
+            assert (reply.status_code, reply.json()) == (200, {"prompt": text})
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
@@ -49,7 +52,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("/tokenize", {"prompt": "x", "messages": HI}, 400, "invalid_value", "messages"),
     ("/tokenize", {"prompt": ["x"]}, 400, "invalid_type", "prompt"),
     ("/tokenize", {"prompt": "x", "bogus": 1}, 400, "unknown_field", "bogus"),
-    ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, 400, "invalid_value", "add_generation_prompt"),
+    ("/tokenize", {"prompt": "x", "continue_final_message": True}, 400, "invalid_value", "continue_final_message"),
+    ("/tokenize", {"messages": HI, "chat_template": "x"}, 400, "unsupported_value", "chat_template"),
+    ("/detokenize", {"tokens": [1], "truncate_prompt_tokens": 5}, 400, "unsupported_value", "truncate_prompt_tokens"),
     ("/tokenize", {"messages": HI, "add_special_tokens": True}, 400, "invalid_value", "add_special_tokens"),
     ("/tokenize", {"messages": []}, 400, "empty_prompt", "messages"),
     ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model"),

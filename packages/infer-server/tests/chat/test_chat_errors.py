@@ -30,11 +30,9 @@ MESSAGES: list[tuple[Any, str, str]] = [
     ([{"role": "robot", "content": "x"}], "invalid_value", "messages[0].role"),
     ([{"role": "user", "content": "x", "images": ["AA=="]}], "unsupported_value", "messages[0].images"),
     ([{"role": "user", "content": [{"type": "text"}]}], "missing_field", "messages[0].content[0].text"),
-    ([{"role": "user", "content": "x"}] * 2049, "invalid_value", "messages"),
 ]
 
 
-@pytest.mark.covers("http/limit-messages")
 @pytest.mark.parametrize(("messages", "code", "param"), MESSAGES)
 async def test_messages_that_are_no_conversation_of_texts_are_400(
     client: httpx.AsyncClient, messages: object, code: str, param: str
@@ -80,8 +78,8 @@ async def test_a_text_part_that_carries_something_else_is_400_rather_than_half_r
 
 
 @pytest.mark.covers("http/limit-messages")
-async def test_2048_messages_are_taken(client: httpx.AsyncClient) -> None:
-    messages = [{"role": "user", "content": ""}] * 2047 + HI
+async def test_thousands_of_messages_are_taken(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": ""}] * 5000 + HI
     assert (await client.post("/v1/chat/completions", json={"messages": messages})).status_code == 200
 
 
@@ -111,13 +109,11 @@ async def test_value_out_of_range_is_400_and_names_the_field(client: httpx.Async
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("functions", [{"name": "f"}]),
-    ("function_call", {"name": "f"}),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "x"}),
     ("moderation", {"model": "x"}),
-    ("web_search_options", {}),
-    ("verbosity", "low"),
+    ("web_search_options", {"search_context_size": "low"}),
+    ("safe_prompt", True),
 ]
 
 

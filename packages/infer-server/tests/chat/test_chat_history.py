@@ -127,7 +127,6 @@ async def test_foreign_fields_of_parts_calls_and_tools_are_passed_over() -> None
     ("message", "place"),
     [
         ({"role": "user", "text": "hi"}, "messages[1].content"),
-        ({"role": "tool", "output": "hi"}, "messages[1].content"),
         ({"role": "user", "content": "x", "images": ["AA=="]}, "messages[1].images"),
         ({"role": "assistant", "content": None, "audio": {"id": "audio_1"}}, "messages[1].audio"),
         ({"role": "user", "content": "x", "reasoning_content": "y"}, "messages[1].reasoning_content"),

@@ -203,7 +203,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "invalid_type",
         "messages[1].tool_calls[0].function.arguments",
     ),
-    ({"functions": [{"name": "f"}]}, "unsupported_value", "functions"),
+    ({"functions": [{"description": "x"}]}, "missing_field", "functions[0].name"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "invalid_value", "function_call.name"),
+    ({"functions": [{"name": "f"}], "function_call": "maybe"}, "invalid_value", "function_call"),
+    ({"functions": [{"name": "f"}], "tools": [TIME]}, "invalid_value", "functions"),
+    ({"tools": [TIME], "function_call": {"name": "time"}}, "invalid_value", "function_call.name"),
 ]
 
 

@@ -62,8 +62,10 @@ def test_what_one_choice_cached_for_another_is_no_cached_prompt() -> None:
 
 
 @pytest.mark.covers("http/stream-terminal-event")
-async def test_stream_of_choices_ends_each_once_with_its_own_usage_and_the_total_comes_last() -> None:
+async def test_stream_of_choices_ends_each_once_with_its_own_usage_where_no_total_comes_last() -> None:
     *chunks, total = await stream(prompt=["a", "bc"], n=2, stream_options={"include_usage": True})
+    assert not any("usage" in chunk for chunk in chunks)
+    chunks = await stream(prompt=["a", "bc"], n=2)
     ends = {chunk["choices"][0]["index"]: chunk["usage"] for chunk in chunks if "usage" in chunk}
     assert {index: usage["total_tokens"] for index, usage in ends.items()} == {0: 4, 1: 4, 2: 5, 3: 5}
     assert len(chunks) == 4 * (3 + 1)

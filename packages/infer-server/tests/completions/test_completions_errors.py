@@ -57,10 +57,20 @@ async def test_missing_prompt_is_400_before_anything_else(client: httpx.AsyncCli
 
 
 @pytest.mark.covers("http/error-empty-prompt")
-@pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
+@pytest.mark.parametrize("prompt", [[], [[]], [[1], []]])
 async def test_empty_prompt_is_400_before_anything_else(client: httpx.AsyncClient, prompt: object) -> None:
     reply = await client.post("/v1/completions", json={"prompt": prompt, "model": "other", "temperature": -1})
     assert (reply.status_code, error_of(reply)["code"]) == (400, "empty_prompt")
+
+
+@pytest.mark.parametrize("prompt", ["", [""], ["a", ""]])
+async def test_an_empty_text_may_have_a_beginning_and_is_the_engines_to_refuse(
+    engine: FakeEngine, prompt: object
+) -> None:
+    async with client_of(engine) as client:
+        reply = await client.post("/v1/completions", json={"prompt": prompt})
+    assert reply.status_code == 200
+    assert [request.prompt for request in engine.requests] == ([prompt] if prompt == "" else prompt)
 
 
 OUT_OF_RANGE = [

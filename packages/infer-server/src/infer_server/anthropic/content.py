@@ -8,7 +8,7 @@ import msgspec
 from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.carried_thinking import thinking_in
 from infer_server.api.fields import described
-from infer_server.api.history import check_number, read_arguments, with_call_ids
+from infer_server.api.history import check_not_empty, omitted, read_arguments, with_call_ids
 from infer_server.api.system_texts import without_billing_header
 from infer_server.api.validation import no_text, out_of_range
 from infer_server.errors import ApiError, missing, shorten
@@ -57,9 +57,9 @@ def conversation_of(system: SystemField, messages: list[MessageField]) -> tuple[
     """Return the conversation that the chat template gets.
 
     Raises:
-        ApiError: 400: no message or too many, an unknown role, a block that is not supported or incomplete.
+        ApiError: 400: no message, an unknown role, a block that is not supported or incomplete.
     """
-    check_number(messages)
+    check_not_empty(messages)
     said = _system_text(system, "system")
     first = [ChatMessage(role="system", content=said)] if said else []
     rest = (each for index, message in enumerate(messages) for each in _of_message(message, f"messages[{index}]"))
@@ -165,7 +165,15 @@ def _result_text(content: Any, at: str) -> str:
 
 def _result_block_text(block: Block, at: str) -> str:
     """Return the text of a block of a result; what a search for tools found are their names."""
-    return block.tool_name or "" if block.type == "tool_reference" else _words_of(block, at)
+    match block:
+        case Block(type="tool_reference"):
+            return block.tool_name or ""
+        case Block(type="image"):
+            return omitted("image")
+        case Block(type="document", source={"type": "base64" | "url" | "file"}):
+            return omitted("file")
+        case _:
+            return _words_of(block, at)
 
 
 def _words_of(block: Block, at: str) -> str:

@@ -13,7 +13,6 @@ from infer_engine.protocol.sampling import MAX_STOP_STRINGS
 from infer_server.anthropic.content import MessageField, SystemField, check_continued, conversation_of
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import ForeignFields, check_foreign
-from infer_server.api.history import MAX_MESSAGES
 from infer_server.api.sampling_fields import StopString, Temperature, TopK, TopP, sampling_params
 from infer_server.api.shared_fields import ModelId, ReturnTokenIds, ThinkingTokenBudget
 from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, budget_of, checked_effort
@@ -74,7 +73,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CountTokensBody(ForeignFields, frozen=True, kw_only=True):
     """The body of `POST /v1/messages/count_tokens`: what makes the prompt."""
 
-    messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)]
+    messages: Annotated[list[MessageField], described("The conversation so far.", minItems=1)]
     model: ModelId = None
     system: Annotated[SystemField, described("What the system says: text, or blocks of text.")] = None
     tools: Annotated[list[ToolField] | None, described("What the model may call.")] = None

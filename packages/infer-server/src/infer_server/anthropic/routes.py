@@ -17,6 +17,7 @@ from infer_server.anthropic.request import (
     shows_thinking,
 )
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
+from infer_server.api.foreign_fields import decode_fields
 from infer_server.api.handler import (
     COMMON_ERRORS,
     RENDERING,
@@ -27,7 +28,7 @@ from infer_server.api.handler import (
     served_name,
 )
 from infer_server.api.outputs import read_to_the_end
-from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.bodies import read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream
@@ -108,7 +109,7 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_models: S
         exception_handlers=handlers,
     )
     async def count_tokens(request: Request[Any, Any, Any]) -> TokenCount:
-        body = decode_body(await read_body(request, settings.max_body_bytes), CountTokensBody)
+        body = decode_fields(await read_body(request, settings.max_body_bytes), CountTokensBody)
         prompt = prompt_of(body, served_model=served_name(body.model, served_models))
         return TokenCount(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
 

@@ -1,7 +1,7 @@
 """Declares the fields of request bodies: what the OpenAPI document says of each, and which values are supported."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, get_args
 
@@ -33,6 +33,22 @@ def restricted(description: str, *, allow: tuple[object, ...] = (), send: str = 
     """
     restriction = {"restriction": _Restriction(allow, send)}
     return msgspec.Meta(description=description, extra_json_schema={"enum": [None, *allow]}, extra=restriction)
+
+
+def another_name(of: str) -> msgspec.Meta:
+    """Return the annotation of a field that others have for the field `of`, whose schema it has in the document."""
+    return msgspec.Meta(extra={"another_name_of": of})
+
+
+@functools.cache
+def other_names(struct: type[msgspec.Struct]) -> Mapping[str, str]:
+    """Return the fields of `struct` that are other names, with the names of the fields that they mean."""
+    return {
+        field.name: metadata.extra["another_name_of"]
+        for field in msgspec.structs.fields(struct)
+        for metadata in get_args(field.type)[1:]
+        if isinstance(metadata, msgspec.Meta) and metadata.extra and "another_name_of" in metadata.extra
+    }
 
 
 def check_restricted(body: msgspec.Struct, *, prefix: str = "") -> None:

@@ -1,18 +1,20 @@
 """The table of fields that clients of other servers send, with the values at which they change nothing here.
 
 Three kinds: what never changes an answer is taken with any value; what would change one is taken at the values that
-switch it off, and refused by name at others, with what to send instead; a null is always taken. What this server does
-is no row of the table but a field of a body, which takes the place of a row of the same name.
+switch it off, and refused by name at others, with what to send instead; another name of a field means that field. A
+null is always taken. What this server does is no row of the table but a field of a body, which takes the place of a row
+of the same name.
 
-A body with these fields is a subclass; `check_foreign` reads it.
+A body with these fields is a subclass, which `decode_fields` reads and `check_foreign` checks.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from infer_server.api.fields import check_restricted, described, restricted
-from infer_server.api.validation import unsupported
+from infer_server.api.fields import another_name, check_restricted, described, other_names, restricted
+from infer_server.api.validation import out_of_range, unsupported
+from infer_server.http.bodies import decode_body
 
 Ignored = Annotated[Any, described("Accepted without effect.")]
 OnlyNull = Annotated[Any, restricted("Only null.")]
@@ -44,9 +46,9 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     prediction: Ignored = None
-    verbosity: Annotated[Any, restricted("Only `medium`.", allow=("medium",), send="`medium`")] = None
+    verbosity: Ignored = None
     modalities: Annotated[Any, restricted('Only ["text"].', allow=(["text"],), send='["text"]')] = None
-    web_search_options: OnlyNull = None
+    web_search_options: OnlyEmpty = None
     audio: OnlyNull = None
     moderation: OnlyNull = None
     provider: Ignored = None
@@ -60,12 +62,50 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: OnlyEmpty = None
     thinking: OnlyEmpty = None
     enable_thinking: Annotated[Any, restricted("Only null.", send="a conversation to `/v1/chat/completions`")] = None
-    extra_body: Annotated[Any, _elsewhere("its fields beside the others")] = None
+    extra_body: Annotated[
+        dict[str, Any] | None, described("Its fields count as if they were beside the others, in place of those there.")
+    ] = None
     extra_headers: Ignored = None
+    headers: Ignored = None
     extra_query: Ignored = None
     drop_params: Ignored = None
     num_retries: Ignored = None
     timeout: Ignored = None
+    tags: Ignored = None
+    litellm_metadata: Ignored = None
+    litellm_call_id: Ignored = None
+    litellm_session_id: Ignored = None
+    litellm_trace_id: Ignored = None
+    cache_control: Ignored = None
+
+    # AI SDK's settings under its own names
+    reasoningEffort: Annotated[Any, another_name("reasoning_effort")] = None  # noqa: N815
+    parallelToolCalls: Annotated[Any, another_name("parallel_tool_calls")] = None  # noqa: N815
+    promptCacheKey: Ignored = None  # noqa: N815
+    safetyIdentifier: Ignored = None  # noqa: N815
+    serviceTier: Ignored = None  # noqa: N815
+    textVerbosity: Ignored = None  # noqa: N815
+
+    # Providers: Mistral, MiniMax, Qwen, GLM, Baseten
+    random_seed: Annotated[Any, another_name("seed")] = None
+    safe_prompt: OnlyOff = None
+    prompt_mode: Annotated[Any, restricted("Only `reasoning`.", allow=("reasoning",), send="`reasoning_effort`")] = None
+    reasoning_split: OnlyOn = None
+    enable_search: OnlyOff = None
+    search_options: OnlyEmpty = None
+    vl_high_resolution_images: Ignored = None
+    incremental_output: Ignored = None
+    user_id: Ignored = None
+    tool_stream: Ignored = None
+    chat_template_args: Annotated[Any, another_name("chat_template_kwargs")] = None
+
+    # Chat programs and editors: Open WebUI, Copilot
+    chat_id: Ignored = None
+    message_id: Ignored = None
+    thread_id: Ignored = None
+    response_language: Ignored = None
+    snippy: Ignored = None
+    intent: Ignored = None
 
     # vLLM
     best_of: OnlyOne = None
@@ -101,12 +141,10 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_rank: Ignored = None
 
     # SGLang
-    regex: Annotated[Any, _elsewhere("`structured_outputs` with `regex`")] = None
-    ebnf: Annotated[Any, _elsewhere("`structured_outputs` with `grammar`")] = None
+    regex: Annotated[Any, another_name("guided_regex")] = None
+    ebnf: Annotated[Any, another_name("guided_grammar")] = None
     stop_regex: OnlyEmpty = None
-    no_stop_trim: Annotated[
-        Any, restricted("Only false.", allow=(False,), send="`include_stop_str_in_output` true")
-    ] = None
+    no_stop_trim: Annotated[Any, another_name("include_stop_str_in_output")] = None
     lora_path: OnlyNull = None
     input_ids: Annotated[Any, restricted("Only null.", send="`prompt` with the ids to `/v1/completions`")] = None
     separate_reasoning: OnlyOn = None
@@ -121,7 +159,7 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap_host: OnlyNull = None
     bootstrap_port: OnlyNull = None
     bootstrap_room: OnlyNull = None
-    extra_key: Annotated[Any, restricted("Only null.", allow=("",), send="`cache_salt`")] = None
+    extra_key: Annotated[Any, another_name("cache_salt")] = None
     rid: Ignored = None
 
     # llama.cpp
@@ -175,7 +213,8 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     image_data: OnlyEmpty = None
     multimodal_data: OnlyEmpty = None
     reasoning_format: Annotated[
-        Any, restricted("Only `auto` or `deepseek`.", allow=("auto", "deepseek"), send="`auto`")
+        Any,
+        restricted("Only `auto`, `deepseek` or `parsed`.", allow=("auto", "deepseek", "parsed"), send="`auto`"),
     ] = None
     reasoning_in_content: OnlyOff = None
     reasoning_budget: Annotated[Any, restricted("Only -1.", allow=(-1,), send="-1")] = None
@@ -191,7 +230,7 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
 
     # Ollama, text-generation-webui, KoboldCpp
     options: Annotated[Any, _elsewhere("its fields beside the others, under OpenAI's names")] = None
-    num_predict: Annotated[Any, restricted("Only null.", send="`max_tokens`")] = None
+    num_predict: Annotated[Any, another_name("max_tokens")] = None
     num_ctx: Annotated[Any, restricted("Only null.", send="nothing: the server's `--max-seq-len` decides")] = None
     format: Annotated[Any, _elsewhere("`response_format`")] = None
     think: Annotated[Any, restricted("Only null.", send="`reasoning_effort`")] = None
@@ -220,7 +259,7 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     custom_token_bans: Annotated[Any, restricted('Only "".', allow=("", []), send="`logit_bias`")] = None
     banned_tokens: OnlyEmpty = None
     banned_strings: Annotated[Any, restricted("Only [].", allow=("", []), send="`bad_words`")] = None
-    grammar_string: Annotated[Any, restricted('Only "".', allow=("",), send="`grammar`")] = None
+    grammar_string: Annotated[Any, another_name("grammar")] = None
     sampler_priority: OnlyEmpty = None
     prompt_lookup_num_tokens: Ignored = None
     auto_max_new_tokens: OnlyOff = None
@@ -236,11 +275,41 @@ class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
     top_n_tokens: OnlyZero = None
     tool_prompt: OnlyEmpty = None
     guideline: OnlyEmpty = None
-    max_new_tokens: Annotated[Any, restricted("Only null.", send="`max_tokens`")] = None
+    max_new_tokens: Annotated[Any, another_name("max_tokens")] = None
 
+
+F = TypeVar("F", bound=ForeignFields)
 
 _WINDOWS = ("repeat_last_n", "penalty_last_n", "repetition_penalty_range", "rep_pen_range")
 _NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+
+
+def decode_fields(raw: bytes, struct: type[F]) -> F:
+    """Return the body `raw` as a `struct` in which fields under other names, and of `extra_body`, are those they mean.
+
+    Raises:
+        ApiError: 400: it cannot be decoded; two names of a field have different values, or the struct lacks the field.
+    """
+    body = decode_body(raw, struct)
+    if not body.extra_body and all(_is_nothing(getattr(body, name)) for name in other_names(struct)):
+        return body
+    fields = msgspec.json.decode(raw)
+    fields |= fields.pop("extra_body", None) or {}
+    for name, meant in other_names(struct).items():
+        value = fields.pop(name, None)
+        if _is_nothing(value):
+            continue
+        if meant not in struct.__struct_fields__:
+            raise unsupported(name, value, send="null")
+        if fields.get(meant) not in (None, value):
+            raise out_of_range(name, f"`{name}` is another name of `{meant}`, and both are given; send only one.")
+        fields[meant] = value
+    return decode_fields(msgspec.json.encode(fields), struct)
+
+
+def _is_nothing(value: object) -> bool:
+    """Return whether a field under another name is left out, or empty, as clients send what they do not set."""
+    return value is None or value in ("", [], {})
 
 
 def check_foreign(body: ForeignFields) -> None:

@@ -17,15 +17,16 @@ from litestar import Request, Response
 from msgspec import structs
 
 from infer_engine.protocol import Engine, GenerateRequest, InvalidRequestError, RequestStream
+from infer_server.api.foreign_fields import ForeignFields, decode_fields
 from infer_server.api.validation import refused_format
 from infer_server.http.authentication import tenant
-from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.bodies import read_body
 from infer_server.http.disconnects import unless_disconnected
-from infer_server.http.sse import EventStream, EventStreamResponse, accepts_event_stream
+from infer_server.http.sse import EventStream, EventStreamResponse, accepts_event_stream, accepts_only_event_stream
 from infer_server.observability.access_log import log_prompts, record_generation
 from infer_server.settings import ServerSettings
 
-B = TypeVar("B", bound=msgspec.Struct)
+B = TypeVar("B", bound=ForeignFields)
 
 # What the OpenAPI document says of every endpoint that generates text.
 COMMON_ERRORS = {
@@ -36,7 +37,7 @@ COMMON_ERRORS = {
 RENDERING = "Show the prompt that a request would have, without an answer"
 NEGOTIATED_RESPONSE = (
     "Answers with one object, or with server-sent events where `stream` is true or `stream` is left out and `Accept` "
-    "names `text/event-stream`."
+    "names `text/event-stream` and takes no JSON."
 )
 
 
@@ -132,7 +133,7 @@ class GenerationHandler(Generic[B]):
     def __init__(
         self,
         endpoint: Callable[..., Endpoint[B]],
-        body: type[msgspec.Struct],
+        body: type[ForeignFields],
         *,
         engine: Engine,
         settings: ServerSettings,
@@ -153,14 +154,15 @@ class GenerationHandler(Generic[B]):
             ClientDisconnectedError: the client disconnected.
         """
         body, endpoint = await self._read(request)
-        accepts_events = accepts_event_stream(request.headers.get("accept", ""))
+        accept = request.headers.get("accept", "")
         requests = self._filled(endpoint.requests(body), body, owner=tenant(request.scope))
         log_prompts(request.scope, requests)
         streams = await self._submit(requests, body, endpoint)
-        accepted = AcceptedRequest(body=body, requests=requests, streams=streams, accepts_events=accepts_events)
+        names_events = accepts_event_stream(accept)
+        accepted = AcceptedRequest(body=body, requests=requests, streams=streams, accepts_events=names_events)
         record_generation(request.scope, streams)
         wanted: bool | None = body.stream  # type: ignore[attr-defined]  # every body may ask for a stream
-        if accepts_events and endpoint.negotiates if wanted is None else wanted:
+        if endpoint.negotiates and accepts_only_event_stream(accept) if wanted is None else wanted:
             return await self._stream(accepted, endpoint)
         try:
             return Response(await unless_disconnected(endpoint.complete(accepted), request.receive))
@@ -180,7 +182,7 @@ class GenerationHandler(Generic[B]):
         return [await unless_disconnected(self._render(each), request.receive) for each in requests]
 
     async def _read(self, request: Request[Any, Any, Any]) -> tuple[B, Endpoint[B]]:
-        body = decode_body(await read_body(request, self._settings.max_body_bytes), self._body)
+        body = decode_fields(await read_body(request, self._settings.max_body_bytes), self._body)
         named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
         endpoint = self._endpoints[served_name(named, self._endpoints)]
         return endpoint.resolved(body, owner=tenant(request.scope)), endpoint

@@ -15,19 +15,20 @@ from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.validation import out_of_range
 from infer_server.errors import ApiError, shorten
 
-MAX_MESSAGES = 2048
 
-
-def check_number(messages: Sequence[object]) -> None:
-    """Refuse a conversation without messages, or with more than `MAX_MESSAGES`.
+def check_not_empty(messages: Sequence[object]) -> None:
+    """Refuse a conversation without messages. How many there may be only the context and the size of a body limit.
 
     Raises:
         ApiError: 400.
     """
     if not messages:
         raise ApiError(400, "`messages` is empty; send at least one message.", code="empty_prompt", param="messages")
-    if len(messages) > MAX_MESSAGES:
-        raise out_of_range("messages", f"`messages` has {len(messages)} messages; send at most {MAX_MESSAGES}.")
+
+
+def omitted(kind: str) -> str:
+    """Return what the model reads in a result in the place of a picture, a sound or a file, of which `kind` is one."""
+    return f"[{kind} omitted: this model reads text only]"
 
 
 def template_role(role: str, at: str, *, roles: Mapping[str, str]) -> str:

@@ -35,6 +35,9 @@ ReturnTokenIds = Annotated[bool | None, described("List the ids of the tokens of
 ChatTemplateKwargs = Annotated[
     dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")
 ]
+Documents = Annotated[
+    list[dict[str, Any]] | None, described("What the template shows the model of found texts, as its `documents`.")
+]
 AddGenerationPrompt = Annotated[
     bool | None, described("End the prompt where an answer begins; true if left out, unless a message is continued.")
 ]

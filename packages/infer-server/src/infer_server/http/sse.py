@@ -36,7 +36,28 @@ _HEADERS = [
 
 def accepts_event_stream(accept: str) -> bool:
     """Return whether an `Accept` header names `text/event-stream`; `*/*` does not."""
-    return any(media_range.split(";")[0].strip().lower() == MEDIA_TYPE for media_range in accept.split(","))
+    return _weights(accept).get(MEDIA_TYPE, 0.0) > 0
+
+
+def accepts_only_event_stream(accept: str) -> bool:
+    """Return whether an `Accept` header names `text/event-stream` and takes no JSON: it asks for a stream."""
+    weights = _weights(accept)
+    json = next((weights[each] for each in ("application/json", "application/*", "*/*") if each in weights), 0.0)
+    return accepts_event_stream(accept) and json == 0
+
+
+def _weights(accept: str) -> dict[str, float]:
+    return dict(map(_media_range, accept.split(",")))
+
+
+def _media_range(text: str) -> tuple[str, float]:
+    """Return a media range of an `Accept` header, and its weight (RFC 9110, 12.4.2)."""
+    media_range, *parameters = (part.strip().lower() for part in text.split(";"))
+    weight = next((each.removeprefix("q=") for each in parameters if each.startswith("q=")), "1")
+    try:
+        return media_range, float(weight)
+    except ValueError:
+        return media_range, 1.0
 
 
 def named_event(name: str, data: object) -> bytes:

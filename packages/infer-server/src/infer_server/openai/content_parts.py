@@ -1,4 +1,7 @@
-"""The content of a message in OpenAI's APIs: text, or a list of parts. URLs are never fetched."""
+"""The content of a message in OpenAI's APIs: text, or a list of parts. URLs are never fetched.
+
+The result of a tool may be anything that JSON has, as programs return it.
+"""
 
 from operator import attrgetter
 from typing import Annotated, Any
@@ -7,10 +10,25 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from infer_server.api.fields import check_restricted, described, restricted, restricted_names
+from infer_server.api.history import omitted
 from infer_server.api.validation import no_text
 from infer_server.errors import missing
+from infer_server.http.places import validation_error
+from infer_server.openapi import schema_of
 
 _TEXTS = ("text", "input_text", "output_text")
+_MEDIA = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+    "file": "file",
+    "input_file": "file",
+}
 _THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
 
 
@@ -38,7 +56,16 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Decoding allows that `text` is missing, so that the error for an unsupported type comes first.
-Content = str | list[str | ContentPart] | None
+Parts = list[str | ContentPart]
+Content = str | Parts | None
+
+CONTENT: dict[str, Any] = {
+    "anyOf": [
+        {"type": ["string", "null"]},
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, schema_of(ContentPart)]}},
+    ]
+}
+"""The JSON Schema of a content."""
 
 _other_contents = attrgetter(*restricted_names(ContentPart))
 _NO_OTHER_CONTENTS = (None,) * len(restricted_names(ContentPart))
@@ -49,6 +76,21 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     thoughts: str = ""
+
+
+def content_of(given: Any, at: str) -> Content:
+    """Return what stands at the place `at`, which may be any JSON, as a content.
+
+    Raises:
+        ApiError: 400: it is none.
+    """
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        parts: Content = msgspec.convert(given, Content, strict=True)
+    except msgspec.ValidationError as error:
+        raise validation_error(error, at=at) from None
+    return parts
 
 
 def read_content(
@@ -86,13 +128,41 @@ def read_content(
     return Texts(text="".join(texts), thoughts="".join(thoughts))
 
 
+def read_result(content: Any) -> str:
+    """Return what the result of a tool says, which is anything that JSON has; null says nothing.
+
+    It is the text, or those of parts, or else the JSON of it. In the place of a picture, a sound or a file the model
+    reads that it was left out: a refusal would lose the conversation, whose client sends the result again and again.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    try:
+        texts = [_result_text(part) for part in msgspec.convert(content, Parts)]
+    except msgspec.ValidationError:
+        texts = [None]
+    text = "".join(each for each in texts if each is not None)
+    return msgspec.json.encode(content).decode() if None in texts else text
+
+
+def _result_text(part: str | ContentPart) -> str | None:
+    """Return the text of a part of a result; None of an object that is no part, or has more than its text."""
+    if isinstance(part, str):
+        return part
+    if part.type in _MEDIA:
+        return omitted(_MEDIA[part.type])
+    if part.type not in _TEXTS or part.text is UNSET or _other_contents(part) != _NO_OTHER_CONTENTS:
+        return None
+    return part.text or ""
+
+
 def _thought(part: ContentPart) -> str:
     """Return the text of a part of thinking, which Mistral's API has as a list of parts."""
-    match part.thinking:
-        case str(text):
-            return text
-        case list(parts):
-            texts = [each.get("text") for each in parts if isinstance(each, dict)]
-            return "".join(text for text in texts if isinstance(text, str))
-        case _:
-            return part.text or ""
+    return thoughts_of(part.thinking) or part.text or ""
+
+
+def thoughts_of(given: Any) -> str:
+    """Return the thinking in a text, or in a list of parts: Mistral's, OpenRouter's details, LiteLLM's blocks."""
+    if not isinstance(given, list):
+        return given if isinstance(given, str) else ""
+    texts = [part.get(name) for part in given if isinstance(part, dict) for name in ("text", "summary", "thinking")]
+    return "".join(text for text in texts if isinstance(text, str))

@@ -1,17 +1,26 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: the served model, in OpenAI's shape."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: the served model, in OpenAI's shape or in that of Anthropic's clients."""
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import get
+from litestar import Request, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import PathParameter
 
 from infer_engine.protocol import Engine, EngineInfo, SamplingDefaults
+from infer_server.anthropic.models import (
+    MessageModel,
+    MessageModelList,
+    message_model,
+    message_model_list,
+    speaks_messages,
+)
 from infer_server.errors import ApiError, shorten
 from infer_server.openapi import error_responses
+
+_SHAPES = "In Anthropic's shape where the header `anthropic-version` is sent."
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,20 +77,25 @@ def model_routes(engine: Engine, *, served_models: Sequence[str]) -> list[HTTPRo
         for name in served_models
     ]
 
-    @get("/v1/models", summary="List the served models")
-    async def list_models() -> ModelList:
+    @get("/v1/models", summary="List the served models", description=_SHAPES)
+    async def list_models(request: Request[Any, Any, Any]) -> ModelList | MessageModelList:
+        if speaks_messages(request.headers):
+            return message_model_list([_message_model(model) for model in models])
         return ModelList(data=models)
 
     @get(
         "/v1/models/{model_id:path}",
         summary="Describe a served model",
+        description=_SHAPES,
         responses=error_responses({400: "The id cannot be read.", 404: "No such model is served."}),
     )
-    async def retrieve_model(model_id: Annotated[str, PathParameter(description="The model's id.")]) -> Model:
+    async def retrieve_model(
+        request: Request[Any, Any, Any], model_id: Annotated[str, PathParameter(description="The model's id.")]
+    ) -> Model | MessageModel:
         # The id may be a Hub id or a folder; routing removes leading and doubled slashes and `./`.
         for model in models:
             if _segments(model_id) == _segments(model.id):
-                return model
+                return _message_model(model) if speaks_messages(request.headers) else model
         raise ApiError(
             404,
             f"The model `{shorten(model_id.lstrip('/'), 100)}` is not served here; `{served_models[0]}` is.",
@@ -90,6 +104,10 @@ def model_routes(engine: Engine, *, served_models: Sequence[str]) -> list[HTTPRo
         )
 
     return [list_models, retrieve_model]
+
+
+def _message_model(model: Model) -> MessageModel:
+    return message_model(model.id, created=model.created, max_seq_len=model.max_model_len)
 
 
 def _capabilities(info: EngineInfo) -> Capabilities:

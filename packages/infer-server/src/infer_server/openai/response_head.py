@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 from infer_engine.protocol import FinishReason, StepOutput
 from infer_server.http.request_ids import unique_hex
 
-OpenAIFinishReason = Literal["stop", "length", "tool_calls"]
+OpenAIFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 # OpenAI has no word for an aborted request; `length` says that the text is incomplete.
 _OPENAI_FINISH_REASONS: dict[FinishReason, OpenAIFinishReason] = {

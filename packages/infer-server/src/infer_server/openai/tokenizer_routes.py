@@ -10,14 +10,14 @@ from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import ChatPrompt, Engine
 from infer_server.api.fields import TokenId, described
+from infer_server.api.foreign_fields import ForeignFields, check_foreign, decode_fields
 from infer_server.api.handler import served_name
-from infer_server.api.history import MAX_MESSAGES
-from infer_server.api.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage
+from infer_server.api.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage, Documents
 from infer_server.api.validation import check_model, out_of_range
 from infer_server.errors import ApiError
-from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.bodies import read_body
 from infer_server.http.disconnects import unless_disconnected
-from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt
+from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt, with_documents
 from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
 from infer_server.openapi import error_responses, operation_with_body
 from infer_server.settings import ServerSettings
@@ -33,14 +33,14 @@ _ERRORS = {
 }
 
 
-class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizeBody(ForeignFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /tokenize`: `prompt` or `messages`. A null is the same as leaving the field out."""
 
     model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
     prompt: Annotated[str | None, described("A text.")] = None
     messages: Annotated[
         list[DocumentedMessage] | None,
-        described("A conversation, in place of `prompt`.", minItems=1, maxItems=MAX_MESSAGES),
+        described("A conversation, in place of `prompt`.", minItems=1),
     ] = None
     add_special_tokens: Annotated[
         bool | None, described("Add what the tokenizer puts around a text; true if left out. Not for `messages`.")
@@ -49,6 +49,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     continue_final_message: ContinueFinalMessage = None
     tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     chat_template_kwargs: ChatTemplateKwargs = None
+    documents: Documents = None
     return_token_strs: Annotated[bool | None, described("List the tokens' texts too.")] = None
 
 
@@ -61,7 +62,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     token_strs: list[str] | None = None
 
 
-class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeBody(ForeignFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /detokenize`."""
 
     model: Annotated[str | None, described("Id of the served model; may be left out.")] = None
@@ -77,17 +78,18 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
 def tokenizer_routes(
     engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
 ) -> list[HTTPRouteHandler]:
-    """Return the handlers of `/tokenize` and `/detokenize`."""
+    """Return the handlers of `/tokenize` and `/detokenize`, which some clients look for below `/v1`."""
 
     @post(
-        "/tokenize",
+        ["/tokenize", "/v1/tokenize"],
         status_code=200,
         summary="Turn a text or a conversation into token ids",
         operation_class=operation_with_body(TokenizeBody),
         responses=error_responses(_ERRORS),
     )
     async def tokenize(request: Request[Any, Any, Any]) -> Tokenized:
-        body = decode_body(await read_body(request, settings.max_body_bytes), TokenizeBody)
+        body = decode_fields(await read_body(request, settings.max_body_bytes), TokenizeBody)
+        check_foreign(body)
         prompt = _prompt(body)
         check_model(body.model, served_model=served_name(body.model, served_models))
         tokenizing = engine.tokenize(prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -100,14 +102,15 @@ def tokenizer_routes(
         )
 
     @post(
-        "/detokenize",
+        ["/detokenize", "/v1/detokenize"],
         status_code=200,
         summary="Turn token ids into a text",
         operation_class=operation_with_body(DetokenizeBody),
         responses=error_responses(_ERRORS),
     )
     async def detokenize(request: Request[Any, Any, Any]) -> Detokenized:
-        body = decode_body(await read_body(request, settings.max_body_bytes), DetokenizeBody)
+        body = decode_fields(await read_body(request, settings.max_body_bytes), DetokenizeBody)
+        check_foreign(body)
         check_model(body.model, served_model=served_name(body.model, served_models))
         return Detokenized(prompt=await unless_disconnected(engine.detokenize(body.tokens), request.receive))
 
@@ -121,7 +124,7 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                 400, "`prompt` and `messages` are missing; send one of them.", code="missing_field", param="prompt"
             )
         case (str(text), None):
-            for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+            for name in ("continue_final_message", "tools", "chat_template_kwargs", "documents"):
                 if getattr(body, name):
                     raise out_of_range(name, f"`{name}` is for `messages`; leave it out with `prompt`.")
             return text
@@ -136,7 +139,7 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 **tool_settings(body.tools, None, parallel=None),
-                template_kwargs=body.chat_template_kwargs or {},
+                template_kwargs=with_documents(body.chat_template_kwargs or {}, body.documents),
             )
         case _:
             raise ApiError(

@@ -102,7 +102,7 @@ class ChatRenderer:
         dropped = template.dropped_roles
         roles = {each.get("role") for each in chat.messages}
         is_described = bool(chat.tools) and not self.knows_tools
-        if (chat.tools or chat.has_calls) and not self.knows_tools:
+        if not self.knows_tools and (chat.tools or (chat.has_calls and not template.writes_calls)):
             chat = self._with_tools_as_text(chat)
         elif chat.has_calls and template.drops_parallel_calls:
             chat = replace(chat, messages=one_call_in_a_turn(chat.messages))

@@ -123,6 +123,8 @@ class ChatTemplate:
         plain_messages = [_with_reasoning_by_all_names(self._without_null(message)) for message in messages]
         if self.takes_parts:
             plain_messages = [_with_parts(message) for message in plain_messages]
+        if self.takes_thinking_parts:
+            plain_messages = [_with_thinking_part(message) for message in plain_messages]
         plain_tools = [map_text(tool, str) for tool in tools] or None
         plain_variables = map_text(variables, str)
         return self._generate(
@@ -161,6 +163,16 @@ class ChatTemplate:
         )
 
     @cached_property
+    def writes_calls(self) -> bool:
+        """Whether the template writes calls and their results, of which it need not know what may be called."""
+        call = {"id": "call00000", "type": "function", "function": {"name": f"{_PROBE}0", "arguments": {}}}
+        asked: dict[str, object] = {"role": "user", "content": "Hi"}
+        answer: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result: dict[str, object] = {"role": "tool", "tool_call_id": call["id"], "content": f"{_PROBE}1"}
+        text = self._try([asked, answer, result]) or ""
+        return f"{_PROBE}0" in text and f"{_PROBE}1" in text
+
+    @cached_property
     def drops_parallel_calls(self) -> bool:
         """Whether the template writes the first call of an answer alone, and leaves out the others without a word."""
         calls = [
@@ -183,6 +195,18 @@ class ChatTemplate:
         """
         message: dict[str, object] = {"role": "user", "content": _PROBE}
         return not self._writes_probe(message) and self._writes_probe(_with_parts(message))
+
+    @cached_property
+    def takes_thinking_parts(self) -> bool:
+        """Whether the template finds thinking as a part of an answer's content alone, as Mistral's do."""
+        question: dict[str, object] = {"role": "user", "content": "Hi"}
+        names = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), f"{_PROBE}0")
+        named: dict[str, Any] = {"role": "assistant", "content": f"{_PROBE}1", **names}
+        if f"{_PROBE}0" in (self._try([question, named]) or ""):
+            return False
+        _, found, rest = (self._try([question, _with_thinking_part(named)]) or "").partition(f"{_PROBE}0")
+        between, _, _ = rest.partition(f"{_PROBE}1")
+        return bool(found) and "type" not in between  # which it has where a template writes any content as JSON
 
     def _writes_probe(self, *messages: dict[str, object]) -> bool:
         return _PROBE in (self._try(messages) or "")
@@ -236,6 +260,15 @@ def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return `message` with its content as a list of one part, as templates of multimodal models want it."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else dict(message)
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return `message` with its reasoning, if it has some, as the first part of its content."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning:
+        return message
+    parts: list[Any] = _with_parts(message)["content"] if message.get("content") else []
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
 
 
 def map_text(value: object, change: Callable[[str], str]) -> Any:

@@ -11,22 +11,29 @@ import msgspec
 from infer_engine.protocol import GenerateRequest
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import check_foreign
-from infer_server.api.history import MAX_MESSAGES
 from infer_server.api.shared_fields import (
     AddGenerationPrompt,
     ChatTemplateKwargs,
     ContinueFinalMessage,
+    Documents,
     ParallelToolCalls,
     ReasoningEffort,
     ThinkingTokenBudget,
 )
 from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, check_range, out_of_range
-from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt
-from infer_server.openai.chat.tool_fields import TOOLS, tool_settings
+from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt, with_documents
+from infer_server.openai.chat.tool_fields import (
+    FUNCTION_CALL,
+    FUNCTION_CHOICES,
+    FUNCTIONS,
+    TOOLS,
+    function_settings,
+    tool_settings,
+)
 from infer_server.openai.content_parts import Content, read_content
 from infer_server.openai.generation_fields import GenerationFields, generation_params, most_tokens
-from infer_server.openai.tool_choice import TOOL_CHOICE
+from infer_server.openai.tool_choice import TOOL_CHOICE, ToolSettings
 
 MAX_TOP_LOGPROBS = 20
 _LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
@@ -59,9 +66,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/chat/completions`. A null is the same as leaving the field out."""
 
-    messages: Annotated[
-        list[DocumentedMessage], described("The conversation so far.", minItems=1, maxItems=MAX_MESSAGES)
-    ]
+    messages: Annotated[list[DocumentedMessage], described("The conversation so far.", minItems=1)]
     max_completion_tokens: Annotated[
         int | None, described("Most tokens to generate; if left out, or -1, what the context leaves.", minimum=-1)
     ] = None
@@ -88,11 +93,12 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown_field
     thinking_budget: Annotated[ThinkingTokenBudget, described("The same in the words of Qwen's API.")] = None
     reasoning_budget: Annotated[ThinkingTokenBudget, described("The same in llama.cpp's words.")] = None
     chat_template_kwargs: ChatTemplateKwargs = None
+    documents: Documents = None
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = None
     prediction: Prediction | None = None
-    function_call: Annotated[Any, restricted("Only `none` or `auto`.", allow=("none", "auto"), send="`none`")] = None
-    functions: Annotated[Any, restricted("Only null or [].", allow=([],), send="`tools`")] = None
+    functions: Annotated[list[dict[str, Any]] | None, FUNCTIONS] = None
+    function_call: Annotated[str | dict[str, Any] | None, FUNCTION_CALL] = None
 
 
 def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
@@ -106,7 +112,7 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        **_tool_settings(body),
         template_kwargs=_template_kwargs(body),
     )
     check_model(body.model, served_model=served_model)
@@ -121,7 +127,16 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         prediction=_prediction(body.prediction),
+        clip_max_tokens=not body.ignore_eos,  # beside it `max_tokens` is no limit, but how many tokens are wanted
     )
+
+
+def _tool_settings(body: ChatBody) -> ToolSettings:
+    if body.functions and body.tools:
+        raise out_of_range("functions", "`functions` and `tools` are both given; send `tools` alone.")
+    if body.functions or body.function_call not in (None, *FUNCTION_CHOICES):
+        return function_settings(body.functions or [], body.function_call)
+    return tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
 
 
 def _prediction(prediction: Prediction | None) -> str | None:
@@ -158,7 +173,8 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     )
     switch = next((value for value in switches if value is not None), None)
     given = {} if switch is None else {"enable_thinking": switch}
-    return template_kwargs_of(_effort(body), given | (body.chat_template_kwargs or {}))
+    kwargs = with_documents(body.chat_template_kwargs or {}, body.documents)
+    return template_kwargs_of(_effort(body), given | kwargs)
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -1,7 +1,7 @@
 """The replies of `/v1/chat/completions`: OpenAI's chat completion and its chunks, and what builds them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +20,19 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     arguments: str
+
+
+class CallStyle(NamedTuple):
+    """How a client is told of calls: the finish reason of an answer that has some, and whether in the older words.
+
+    In these an answer has one `function_call` in place of `tool_calls`.
+    """
+
+    finish_reason: OpenAIFinishReason = "tool_calls"
+    is_older: bool = False
+
+
+TOOL_CALLS = CallStyle()
 
 
 class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +55,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +108,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallEntry] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,13 +137,13 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 class ChatChunkBuilder:
     """Builds the chunks of one stream."""
 
-    __slots__ = ("_head", "_names_tool", "_token_bytes", "_with_calls")
+    __slots__ = ("_call_style", "_head", "_token_bytes", "_with_calls")
 
-    def __init__(self, head: ResponseHead, *, token_bytes: TokenBytes, names_tool: bool = False) -> None:
-        """`token_bytes` gives the bytes of a token, for log-probabilities; `names_tool`: the client named the tool."""
+    def __init__(self, head: ResponseHead, *, token_bytes: TokenBytes, call_style: CallStyle = TOOL_CALLS) -> None:
+        """`token_bytes` gives the bytes of a token, for log-probabilities."""
         self._head = head
         self._token_bytes = token_bytes
-        self._names_tool = names_tool
+        self._call_style = call_style
         self._with_calls: set[int] = set()
 
     def start(self, index: int, first: StepOutput) -> ChatCompletionChunk:
@@ -159,7 +174,7 @@ class ChatChunkBuilder:
         delta = Delta(content=text or None)
         if last.deltas is not None and not last.token_ids:  # what was held back is of one kind
             [delta] = self._deltas(index, last.deltas)
-        reason = chat_finish_reason(last, has_calls=index in self._with_calls, names_tool=self._names_tool)
+        reason = _finish_reason(last, self._call_style if index in self._with_calls else None)
         choice = ChatChunkChoice(index=index, delta=delta, finish_reason=reason, stop_reason=last.stop_reason)
         return self._chunk(choice)
 
@@ -178,7 +193,7 @@ class ChatChunkBuilder:
                 deltas.append(Delta(reasoning_content=part.text, reasoning=part.text))
             elif isinstance(part, ToolCallDelta):
                 self._with_calls.add(index)
-                deltas.append(_call_delta(part))
+                deltas.append(_older_call_delta(part) if self._call_style.is_older else _call_delta(part))
             else:  # what came before has been sent as content; the answer begins after it
                 deltas.append(Delta(content="\n\n"))
         return deltas or [Delta()]
@@ -203,14 +218,14 @@ class ChatBuilder:
         self._answers[index].take(output)
         self._logprobs[index] += [chat_token_logprob(entry, self._token_bytes) for entry in output.logprobs or ()]
 
-    def build(self, head: ResponseHead, *, choices_per_prompt: int, names_tool: bool) -> ChatCompletion:
-        """Return the completion, which has the fields of `head`; `names_tool`: the client named the tool."""
+    def build(self, head: ResponseHead, *, choices_per_prompt: int, call_style: CallStyle) -> ChatCompletion:
+        """Return the completion, which has the fields of `head`."""
         choices = [
             ChatChoice(
                 index=index,
-                message=_message(answer),
+                message=_message(answer, call_style),
                 logprobs=ChatLogprobs(content=entries) if entries else None,
-                finish_reason=chat_finish_reason(answer.last, has_calls=bool(answer.calls), names_tool=names_tool),
+                finish_reason=_finish_reason(answer.last, call_style if answer.calls else None),
                 stop_reason=answer.last.stop_reason,
             )
             for index, (answer, entries) in enumerate(zip(self._answers, self._logprobs, strict=True))
@@ -219,10 +234,14 @@ class ChatBuilder:
         return ChatCompletion(**head, choices=choices, usage=usage)
 
 
-def chat_finish_reason(last: StepOutput, *, has_calls: bool, names_tool: bool) -> OpenAIFinishReason:
-    """Return the finish reason of an answer that may have calls; of one that the client asked for by name: `stop`."""
+def _finish_reason(last: StepOutput, call_style: CallStyle | None) -> OpenAIFinishReason:
+    """Return the finish reason of an answer, which has calls if there is a `call_style`."""
     reason = openai_finish_reason(last)
-    return "tool_calls" if reason == "stop" and has_calls and not names_tool else reason
+    return call_style.finish_reason if reason == "stop" and call_style is not None else reason
+
+
+def _older_call_delta(part: ToolCallDelta) -> Delta:
+    return Delta(function_call=FunctionDelta(name=part.name, arguments=part.arguments))
 
 
 def _call_delta(part: ToolCallDelta) -> Delta:
@@ -232,16 +251,16 @@ def _call_delta(part: ToolCallDelta) -> Delta:
     return Delta(tool_calls=[ToolCallEntry(index=part.index, id=new_call_id(), type="function", function=function)])
 
 
-def _message(answer: AnswerBuilder) -> AssistantMessage:
+def _message(answer: AnswerBuilder, call_style: CallStyle) -> AssistantMessage:
     content = answer.text_of("text")
     reasoning = answer.text_of("reasoning") or UNSET
-    calls = [
-        MessageToolCall(id=new_call_id(), function=CalledFunction(name=call.name, arguments=call.text))
-        for call in answer.calls
-    ]
+    called = [CalledFunction(name=call.name, arguments=call.text) for call in answer.calls]
+    calls = [MessageToolCall(id=new_call_id(), function=function) for function in called]
+    is_older = call_style.is_older and bool(called)
     return AssistantMessage(
         content=None if calls and not content else content,
         reasoning_content=reasoning,
         reasoning=reasoning,
-        tool_calls=calls or UNSET,
+        tool_calls=UNSET if is_older or not calls else calls,
+        function_call=called[0] if is_older else UNSET,
     )

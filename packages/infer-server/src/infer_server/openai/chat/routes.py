@@ -20,7 +20,7 @@ from infer_server.api.outputs import read_to_the_end
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream, plain_event
 from infer_server.openai.chat.request import ChatBody, chat_request
-from infer_server.openai.chat.response import ChatBuilder, ChatChunkBuilder, ChatCompletion
+from infer_server.openai.chat.response import CallStyle, ChatBuilder, ChatChunkBuilder, ChatCompletion
 from infer_server.openai.chunks import event_stream
 from infer_server.openai.response_head import new_response_head
 from infer_server.openai.returned_ids import ReturnedIds
@@ -51,8 +51,7 @@ class _ChatEndpoint(Endpoint[ChatBody]):
 
     async def events(self, accepted: AcceptedRequest[ChatBody]) -> EventStream:
         head = new_response_head("chatcmpl", served_model=self.served_model)
-        names_tool = _names_tool(accepted.requests)
-        chunks = ChatChunkBuilder(head, token_bytes=self.engine.token_bytes, names_tool=names_tool)
+        chunks = ChatChunkBuilder(head, token_bytes=self.engine.token_bytes, call_style=_call_style(accepted))
         return event_stream(accepted, chunks, encode=plain_event)
 
     async def complete(self, accepted: AcceptedRequest[ChatBody]) -> ChatCompletion:
@@ -60,8 +59,8 @@ class _ChatEndpoint(Endpoint[ChatBody]):
         builder = ChatBuilder(num_choices=len(accepted.streams), token_bytes=self.engine.token_bytes)
         ids = ReturnedIds(accepted)
         await read_to_the_end(accepted.streams, ids.beside(builder.add))
-        names_tool = _names_tool(accepted.requests)
-        return ids.into(builder.build(head, choices_per_prompt=accepted.choices_per_prompt, names_tool=names_tool))
+        style = _call_style(accepted)
+        return ids.into(builder.build(head, choices_per_prompt=accepted.choices_per_prompt, call_style=style))
 
 
 def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
@@ -95,5 +94,9 @@ def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequ
     return [create_chat_completion, render_chat_completion]
 
 
-def _names_tool(requests: list[GenerateRequest]) -> bool:
-    return any(isinstance(each.prompt, ChatPrompt) and each.prompt.tool_name is not None for each in requests)
+def _call_style(accepted: AcceptedRequest[ChatBody]) -> CallStyle:
+    """Return how calls are told: as the client asked, and with the reason `stop` if it named the tool."""
+    is_older = bool(accepted.body.functions)
+    if any(isinstance(each.prompt, ChatPrompt) and each.prompt.tool_name is not None for each in accepted.requests):
+        return CallStyle("stop", is_older)
+    return CallStyle("function_call" if is_older else "tool_calls", is_older)

@@ -13,10 +13,10 @@ from infer_engine.protocol import Tool, ToolCall
 from infer_server.api.fields import described
 from infer_server.api.history import read_arguments
 from infer_server.api.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
-from infer_server.api.tools import MAX_TOOLS, check_tools
-from infer_server.api.validation import unsupported
-from infer_server.errors import missing
-from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
+from infer_server.api.tools import MAX_TOOLS, check_forced_tool, check_tools
+from infer_server.api.validation import out_of_range, unsupported
+from infer_server.errors import missing, shorten
+from infer_server.openai.tool_choice import FunctionName, ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, object_type
 from infer_server.openapi import schema_of
 
@@ -69,6 +69,15 @@ TOOLS = described(
     "What the model may call; templates get it as it is.",
     oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(ToolDefinition)}, {"type": "null"}],
 )
+FUNCTIONS = described(
+    "The functions of `tools` in the words of the older API: an answer has one `function_call`.",
+    oneOf=[{"type": "array", "maxItems": MAX_TOOLS, "items": schema_of(FunctionDefinition)}, {"type": "null"}],
+)
+FUNCTION_CHOICES = ("none", "auto")
+FUNCTION_CALL = described(
+    "The `tool_choice` among `functions`.",
+    oneOf=[{"enum": list(FUNCTION_CHOICES)}, schema_of(FunctionName), {"type": "null"}],
+)
 _OF_PROXIES = ("cache_control",)
 _INSIDE = ("name", "description", "parameters", "input_schema", "strict")
 
@@ -87,12 +96,40 @@ def tool_settings(
     return tool_settings_of(choice, offered, parallel=parallel)
 
 
+def function_settings(functions: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> ToolSettings:
+    """Return what a `ChatPrompt` says of `functions`, of which an answer in the older words has one call.
+
+    Raises:
+        ApiError: 400: a function or the choice among them is wrong.
+    """
+    places = [f"functions[{index}]" for index in range(len(functions))]
+    read = [decode_object(each, FunctionDefinition, at=place) for each, place in zip(functions, places, strict=True)]
+    offered = tuple(
+        _offered(function, {"type": "function", "function": each})
+        for function, each in zip(read, functions, strict=True)
+    )
+    check_tools(offered, places=places)
+    if isinstance(choice, str) and choice not in FUNCTION_CHOICES:
+        raise out_of_range(
+            "function_call", f"`function_call` is {shorten(choice, 40)!r}; send `none`, `auto` or a function's name."
+        )
+    if isinstance(choice, dict):
+        name = decode_object(choice, FunctionName, at="function_call").name
+        check_forced_tool(name, offered, param="function_call.name")
+        choice = {"type": "function", "name": name}
+    return tool_settings_of(choice, offered, parallel=False)
+
+
 def _tool(given: dict[str, Any], at: str) -> Tool:
     kind = object_type(given, at=at)
     if kind not in (None, "function"):
         raise unsupported(f"{at}.type", kind, send="`function`")
     given = _nested(given)
-    function = decode_object(given, ToolDefinition, at=at).function
+    return _offered(decode_object(given, ToolDefinition, at=at).function, given)
+
+
+def _offered(function: FunctionDefinition, given: dict[str, Any]) -> Tool:
+    """Return the tool with a `function`, which the client has `given`."""
     return Tool(
         name=function.name,
         description=function.description,

@@ -21,7 +21,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 Prompt = str | list[str | int | list[int]]
 
 # The decoder cannot express the type of a prompt exactly; these schemas do.
-_TEXT = {"type": "string", "minLength": 1}
+_TEXT = {"type": "string", "description": "Empty only where the tokenizer puts a beginning before each text."}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
@@ -43,8 +43,8 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown
     max_tokens: Annotated[
         int | None,
         described(
-            "Most tokens to generate; 128 if left out. -1: what the context leaves; 0 only reads the prompt, to score "
-            "it with `echo` and `logprobs`.",
+            "Most tokens to generate; if left out 128, or fewer where the context leaves no more. -1: what the context "
+            "leaves; 0 only reads the prompt, to score it with `echo` and `logprobs`.",
             minimum=-1,
         ),
     ] = None
@@ -87,9 +87,10 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     if body.best_of not in (None, n):
         raise unsupported("best_of", body.best_of, send=f"{n}, the value of `n`")
     logprobs = _logprobs(body)
+    is_limited = any(getattr(body, name) is not None for name in _LIMITS)
     params = generation_params(
         body,
-        max_tokens=_max_tokens(body),
+        max_tokens=most_tokens(body, *_LIMITS) if is_limited else DEFAULT_MAX_TOKENS,
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else None,
     )
@@ -100,14 +101,10 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
             add_special_tokens=body.add_special_tokens is not False,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            clip_max_tokens=not is_limited,
         )
         for prompt in prompts
     ]
-
-
-def _max_tokens(body: CompletionBody) -> int | None:
-    is_limited = any(getattr(body, name) is not None for name in _LIMITS)
-    return most_tokens(body, *_LIMITS) if is_limited else DEFAULT_MAX_TOKENS
 
 
 def _logprobs(body: CompletionBody) -> int | None:
@@ -126,7 +123,7 @@ def _check_prompt(prompt: Prompt) -> None:
         if len(kinds) > 1:
             raise _bad_prompt("`prompt` mixes strings, token ids and lists; send one kind.", code="invalid_type")
         prompts = [prompt] if kinds <= {int} else list(prompt)
-    if not all(prompts):
+    if any(each == [] for each in (prompt, *prompts)):
         raise _bad_prompt("`prompt` is empty, or one of its prompts is; send at least one token.", code="empty_prompt")
 
 

@@ -55,10 +55,10 @@ class TokenChunk(_CompletionHead, frozen=True, kw_only=True):
 
 
 class FinishChunk(_CompletionHead, frozen=True, kw_only=True):
-    """The end of one choice: the engine's finish reason, and the choice's usage."""
+    """The end of one choice: the engine's finish reason, and its usage if no later chunk counts all choices."""
 
     finish_reason: FinishReason
-    usage: Usage
+    usage: Usage | UnsetType = UNSET
 
 
 class UsageChunk(_CompletionHead, frozen=True, kw_only=True):
@@ -99,12 +99,13 @@ class ChoicePieces:
 class CompletionChunkBuilder:
     """Builds the chunks of one stream: a `ChunkBuilder`."""
 
-    __slots__ = ("_head", "_pieces")
+    __slots__ = ("_counts_choices", "_head", "_pieces")
 
-    def __init__(self, head: ResponseHead, pieces: ChoicePieces) -> None:
-        """Every chunk has the fields of `head`."""
+    def __init__(self, head: ResponseHead, pieces: ChoicePieces, *, counts_choices: bool) -> None:
+        """Every chunk has the fields of `head`; with `counts_choices` the last one of a choice has its usage."""
         self._head = head
         self._pieces = pieces
+        self._counts_choices = counts_choices
 
     def start(self, index: int, first: StepOutput) -> TokenChunk | None:
         """Return the chunk of the echoed prompt, if prompts are echoed."""
@@ -125,7 +126,7 @@ class CompletionChunkBuilder:
             **self._head,
             choices=[_ended_choice(index, last, text=text)],
             finish_reason=finish_reason_of(last),
-            usage=usage_of([last], choices_per_prompt=1),
+            usage=usage_of([last], choices_per_prompt=1) if self._counts_choices else UNSET,
         )
 
     def usage(self, usage: Usage) -> UsageChunk:

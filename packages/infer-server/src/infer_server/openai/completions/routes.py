@@ -36,7 +36,7 @@ _ERRORS = {
 
 _EVENTS = (
     "One event per token, each a completion object with `token` and `token_id` at its top level; one at the end of "
-    "each choice, with `finish_reason` and `usage` there; `[DONE]`."
+    "each choice, with `finish_reason` there, and `usage` unless `include_usage` asks for one of all choices; `[DONE]`."
 )
 
 
@@ -53,7 +53,9 @@ class _CompletionEndpoint(Endpoint[CompletionBody]):
         names = self.settings.sse_event_names
         is_named = names == "always" or (names == "negotiated" and accepted.accepts_events)
         head = new_response_head("cmpl", served_model=self.served_model)
-        chunks = CompletionChunkBuilder(head, await self._pieces(accepted))
+        options = accepted.body.stream_options
+        counts_choices = not (options and options.include_usage)  # its last chunk counts them: adding up counts once
+        chunks = CompletionChunkBuilder(head, await self._pieces(accepted), counts_choices=counts_choices)
         return event_stream(accepted, chunks, encode=named_event if is_named else plain_event)
 
     async def complete(self, accepted: AcceptedRequest[CompletionBody]) -> Completion:

@@ -17,15 +17,13 @@ from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.carried_thinking import thinking_in
 from infer_server.api.fields import described
 from infer_server.api.history import read_arguments, template_role, with_call_ids
-from infer_server.api.validation import no_text, out_of_range
+from infer_server.api.validation import no_text
 from infer_server.errors import ApiError
-from infer_server.openai.content_parts import ContentPart, read_content
+from infer_server.openai.content_parts import ContentPart, read_content, read_result
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
 from infer_server.openai.responses.tool_fields import full_name
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openapi import schema_of
-
-MAX_ITEMS = 4096
 
 # `developer` is OpenAI's newer name for `system`; chat templates use the older one.
 _TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -62,7 +60,7 @@ class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
     call_id: Annotated[str | None, described("The call.")] = None
     name: Annotated[str | None, described("That of the called function; if left out, the call's.")] = None
     namespace: Annotated[str | None, described("That of the function, if it has one.")] = None
-    output: Annotated[str | list[str | ContentPart] | None, described("Text, or parts of it, which are joined.")]
+    output: Annotated[Any, described("Text, or parts of it, which are joined, or any JSON.")] = None
 
 
 class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +100,6 @@ INPUT = described(
         {
             "type": "array",
             "minItems": 1,
-            "maxItems": MAX_ITEMS,
             "items": {
                 "anyOf": [
                     *map(schema_of, _ITEMS.values()),
@@ -125,7 +122,7 @@ def conversation_of(
     leave it out, and coding agents send two.
 
     Raises:
-        ApiError: 400: there is no message, or too many items, or an item is wrong or not supported.
+        ApiError: 400: there is no message, or an item is wrong or not supported.
     """
     messages = _messages(given, earlier)
     leading = _num_leading_system(messages)
@@ -136,8 +133,6 @@ def conversation_of(
 
 
 def _messages(given: list[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> list[ChatMessage]:
-    if len(given) > MAX_ITEMS:
-        raise out_of_range("input", f"`input` has {len(given)} items; send at most {MAX_ITEMS}.")
     conversation = _Conversation()
     for item in earlier:
         conversation.add(item, "previous_response_id")
@@ -191,9 +186,8 @@ class _Conversation:
                 name = full_name(namespace, name)
                 self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
             case FunctionCallOutputItem(call_id=call_id, name=name, namespace=namespace, output=output):
-                text = read_content(output, f"{at}.output", send="input_text", param_end=".type").text
                 called = full_name(namespace, name) if name else None
-                result = ChatMessage(role="tool", content=text, tool_call_id=call_id, name=called)
+                result = ChatMessage(role="tool", content=read_result(output), tool_call_id=call_id, name=called)
                 self._add_call_and_result(None, result)
             case ReasoningItem() as reasoning:
                 self._add_reasoning(_thoughts(reasoning))

@@ -13,7 +13,7 @@ from infer_engine.protocol import ChatMessage, ToolCall
 from infer_server.api.fields import described
 from infer_server.api.history import read_arguments
 from infer_server.errors import missing
-from infer_server.openai.content_parts import Content, ContentPart, read_content
+from infer_server.openai.content_parts import read_result
 from infer_server.openai.responses.tool_fields import full_name
 from infer_server.openai.typed_objects import decode_object
 
@@ -59,7 +59,7 @@ def read_provider_item(item: dict[str, Any], *, at: str) -> tuple[ToolCall | Non
     """Return the call and the result that the `item` at the place `at` stands for.
 
     Raises:
-        ApiError: 400: it has not the fields of its type, or its result is no text.
+        ApiError: 400: it has not the fields of its type.
     """
     read = decode_object(item, ProviderItem, at=at)
     call_id = read.call_id or read.id
@@ -80,16 +80,5 @@ def read_provider_item(item: dict[str, Any], *, at: str) -> tuple[ToolCall | Non
                 raise missing(f"{at}.{field}")
             content = read.status
         if content not in (UNSET, None) or call is None:
-            result = ChatMessage(role="tool", content=_text(content, f"{at}.{field}"), tool_call_id=call_id)
+            result = ChatMessage(role="tool", content=read_result(content), tool_call_id=call_id)
     return call, result
-
-
-def _text(content: Any, at: str) -> str:
-    """Return the text of a result: its own, or its JSON where it is no text and has no parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    try:
-        parts: Content = msgspec.convert(content, list[str | ContentPart])
-    except msgspec.ValidationError:
-        return msgspec.json.encode(content).decode()
-    return read_content(parts, at, send="input_text", param_end=".type").text

@@ -9,6 +9,7 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
+from infer_server.api.foreign_fields import decode_fields
 from infer_server.api.handler import (
     COMMON_ERRORS,
     NEGOTIATED_RESPONSE,
@@ -20,7 +21,7 @@ from infer_server.api.handler import (
     served_name,
 )
 from infer_server.http.authentication import tenant
-from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.bodies import read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream
@@ -120,7 +121,7 @@ def responses_routes(
         exception_handlers=exception_handlers(params=_PARAMS),
     )
     async def count_input_tokens(request: Request[Any, Any, Any]) -> InputTokens:
-        body = decode_body(await read_body(request, settings.max_body_bytes), ResponsesBody)
+        body = decode_fields(await read_body(request, settings.max_body_bytes), ResponsesBody)
         resolved = resolved_body(body, store, owner=tenant(request.scope))
         prompt = prompt_of(resolved, served_model=served_name(body.model, served_models))
         return InputTokens(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
