@@ -327,11 +327,12 @@ def is_at(place: str, path: str) -> bool:
 
 async def verdict(server: Server, route: Route, name: str, case: Case) -> str:
     """Return `taken`, `passed over` or `refused`, or what is wrong."""
+    path = name + case.path
     before = await server.answer(route, in_body(route, name, case.without))
     results = [await server.answer(route, in_body(route, name, value)) for value in case.values]
     refused = [each for each in results if each.status != 200]
     for each in refused:
-        is_named = any(is_at(place, name + case.path) or place in before.places for place in each.places)
+        is_named = any(is_at(place, path) or place in before.places for place in filter(None, each.places))
         if not 400 <= each.status < 500 or not is_named:
             return f"{each.status}, {each.error[:200]}"
     if any(each.status == 200 and each.effect != before.effect for each in results):
