@@ -13,7 +13,7 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 
 from infer_engine.protocol import Engine
-from infer_server.anthropic.errors import error_shape
+from infer_server.anthropic.errors import PATHS, REQUEST_ID_HEADER, error_shape
 from infer_server.anthropic.routes import message_routes
 from infer_server.http.authentication import OPEN_PATHS, with_authentication
 from infer_server.http.cors import with_cors
@@ -48,7 +48,7 @@ def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
     observed = ObservedEngine(engine, metrics.requests)
     routes = _routes(observed, settings=settings, served_models=served_models, metrics=metrics)
     app = with_authentication(with_head_requests(routes), keys=settings.api_key, shape=error_shape)
-    app = with_request_ids(with_cors(app, origins=settings.cors_allow_origins))
+    app = with_request_ids(with_cors(app, origins=settings.cors_allow_origins), other_names={PATHS: REQUEST_ID_HEADER})
     app = with_root_path(app, root=settings.root)
     return AccessLog(app, engine=observed, metrics=metrics.http, settings=settings)
 

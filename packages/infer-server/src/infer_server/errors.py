@@ -84,6 +84,15 @@ ErrorShape = Callable[[ApiError, Scope], tuple[int, msgspec.Struct]]
 """Makes the status and the body of a reply with an error to the request of a scope, as the API of its path has them."""
 
 
+RefusalWords = Callable[[RequestRefusedError], str]
+"""Says why the engine refused a request, in the words that the clients of an API look for."""
+
+
+def engine_words(refusal: RequestRefusedError) -> str:
+    """Return the engine's own message, which has OpenAI's words."""
+    return refusal.message
+
+
 def openai_shape(error: ApiError, _: Scope) -> tuple[int, msgspec.Struct]:
     """Return the status and the body as they are."""
     return error.status, error.reply
@@ -108,22 +117,25 @@ def internal_error() -> ApiError:
     )
 
 
-def refusal_error(refusal: RequestRefusedError, *, params: Mapping[str, str]) -> ApiError:
-    """Return the reply to a request that the engine refused before it entered the queue.
+def refusal_error(
+    refusal: RequestRefusedError, *, params: Mapping[str, str], words: RefusalWords = engine_words
+) -> ApiError:
+    """Return the reply to a request that the engine refused before it entered the queue, in the `words` of an API.
 
     `params` maps the engine's names of fields to the client's names, where they differ.
     """
     param = params.get(refusal.param, refusal.param) if refusal.param else None
+    message = words(refusal)
     match refusal:
         case QueueFullError():
-            return ApiError(503, refusal.message, code="queue_full", retry_after_s=refusal.retry_after_s)
+            return ApiError(503, message, code="queue_full", retry_after_s=refusal.retry_after_s)
         case EngineUnavailableError():
-            return ApiError(503, refusal.message, code="engine_unavailable", retry_after_s=refusal.retry_after_s)
+            return ApiError(503, message, code="engine_unavailable", retry_after_s=refusal.retry_after_s)
         case EmptyPromptError():
-            return ApiError(400, refusal.message, code="empty_prompt", param=param)
+            return ApiError(400, message, code="empty_prompt", param=param)
         case ContextLengthExceededError():
-            return ApiError(400, refusal.message, code="context_length_exceeded", param=param)
+            return ApiError(400, message, code="context_length_exceeded", param=param)
         case ChatTemplateUnusableError():
-            return ApiError(400, refusal.message, code="chat_template_unusable", param=param)
+            return ApiError(400, message, code="chat_template_unusable", param=param)
         case _:
-            return ApiError(400, refusal.message, code="invalid_value", param=param)
+            return ApiError(400, message, code="invalid_value", param=param)

@@ -15,6 +15,7 @@ from infer_engine.protocol import (
     ToolCallDelta,
 )
 from infer_server import ServerSettings
+from infer_server.api.carried_thinking import carried_thinking
 from infer_server.testing import FakeEngine, Script, sse_events
 from infer_server.testing.client import client_of
 
@@ -78,6 +79,7 @@ async def test_events_are_anthropics_in_their_order() -> None:
         ("ping", None, None),
         ("content_block_start", 0, "thinking"),
         ("content_block_delta", 0, {"type": "thinking_delta", "thinking": "Hm"}),
+        ("content_block_delta", 0, {"type": "signature_delta", "signature": carried_thinking("Hm")}),
         ("content_block_stop", 0, None),
         ("content_block_start", 1, "text"),
         ("content_block_delta", 1, {"type": "text_delta", "text": "Let me "}),
@@ -154,7 +156,7 @@ async def test_more_tokens_than_the_context_has_room_for_are_not_refused() -> No
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": "x" * 600}]}, "maximum context length"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "prompt is too long: 600 tokens > 512 maximum"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].name"),
     ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),

@@ -132,3 +132,12 @@ async def test_root_answers_the_head_request_by_which_agents_look_for_a_server()
     async with client_of(FakeEngine(), GUARDED) as client:
         reply = await client.head("/")
     assert (reply.status_code, reply.content) == (200, b"")
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"messages": []}], ids=["whole", "stream", "error"])
+async def test_every_reply_has_the_id_under_the_name_that_clients_of_anthropic_read(more: dict[str, object]) -> None:
+    async with client_of(FakeEngine()) as client:
+        reply = await client.post("/v1/messages", json=BODY | more)
+        elsewhere = await client.get("/health")
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert "request-id" not in elsewhere.headers

@@ -159,7 +159,7 @@ async def test_client_raises_what_the_status_says() -> None:
     async with client_for(engine, settings, api_key="key") as client:
         with pytest.raises(anthropic.NotFoundError, match=r"other.*is not served") as unknown:
             await client.messages.create(**BODY | {"model": "other"}, messages=HI)
-        with pytest.raises(anthropic.BadRequestError, match="maximum context length is 512 tokens"):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 512 tokens > 511 maximum"):
             await client.messages.create(**BODY, messages=[{"role": "user", "content": "x" * 512}])
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="another").messages.create(**BODY, messages=HI)

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ChatMessage, Tool, ToolCall
+from infer_server.api.carried_thinking import carried_thinking
 from infer_server.testing import FakeEngine
 from infer_server.testing.client import client_of
 
@@ -113,6 +114,17 @@ async def test_answer_of_the_assistant_comes_back_with_its_calls_and_thoughts() 
     assert prompt.messages[1] == ChatMessage(
         role="assistant", content="Let me see.", reasoning="Hmm.", tool_calls=calls
     )
+
+
+@pytest.mark.parametrize(
+    ("signature", "reasoning"),
+    [(carried_thinking("Hm."), "Hm."), ("EqQBCkgIARABGAIiQ", None), (carried_thinking("Hm.")[:-1] + "!", None)],
+    ids=["of this server", "of another", "damaged"],
+)
+async def test_thinking_without_its_text_is_read_from_its_signature(signature: str, reasoning: str | None) -> None:
+    blocks = [{"type": "thinking", "thinking": "", "signature": signature}, text("Yes.")]
+    prompt = await prompt_for(messages=[*HI, {"role": "assistant", "content": blocks}, *HI])
+    assert prompt.messages[1] == ChatMessage(role="assistant", content="Yes.", reasoning=reasoning)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from infer_engine.protocol import (
     ToolCallDelta,
 )
 from infer_server import ServerSettings
+from infer_server.api.carried_thinking import thinking_in
 from infer_server.testing import FakeEngine, Script, running_server, sse_events
 from infer_server.testing.client import client_of
 
@@ -112,6 +113,26 @@ async def test_blocks_begin_empty_and_end_before_the_next_begins() -> None:
     ]
     indexes = [(name, data["index"]) for name, data in events if "index" in data and name != "content_block_delta"]
     assert indexes == [(f"content_block_{word}", index) for index in range(3) for word in ("start", "stop")]
+
+
+async def test_thinking_is_signed_whole_and_streamed() -> None:
+    steps = (ReasoningDelta("H"),), (ReasoningDelta("m"),), (ContentDelta("Yes."),)
+    [block, _] = (await post(answering(*steps))).json()["content"]
+    deltas = [data["delta"] for name, data in await events_of(answering(*steps)) if name == "content_block_delta"]
+    assert block["thinking"] == "Hm"
+    assert block["signature"]
+    assert deltas[2] == {"type": "signature_delta", "signature": block["signature"]}
+
+
+async def test_thinking_may_be_left_out_but_for_its_signature() -> None:
+    steps = (ReasoningDelta("Hm"),), (ContentDelta("Yes."),)
+    asked = {"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}}
+    [block, _] = (await post(answering(*steps), **asked)).json()["content"]
+    deltas = [
+        data["delta"] for name, data in await events_of(answering(*steps), **asked) if name == "content_block_delta"
+    ]
+    assert (block["thinking"], thinking_in(block["signature"])) == ("", "Hm")
+    assert [delta["type"] for delta in deltas] == ["signature_delta", "text_delta"]
 
 
 async def test_input_of_a_call_comes_as_pieces_of_json() -> None:

@@ -117,7 +117,7 @@ async def test_client_raises_what_the_status_says() -> None:
     ):
         with pytest.raises(openai.NotFoundError, match=r"other.*is not served"):
             await client.responses.create(model="other", input="hi")
-        with pytest.raises(openai.BadRequestError, match="keeps no state"):
+        with pytest.raises(openai.BadRequestError, match="the whole conversation as `input`"):
             await client.responses.create(model="fake-model", input="hi", previous_response_id="resp_1")
         with pytest.raises(openai.InternalServerError, match="It broke"):
             await client.responses.create(model="fake-model", input="hi")

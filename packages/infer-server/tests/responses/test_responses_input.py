@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.carried_thinking import carried_thinking
 from infer_server.testing import FakeEngine
 from infer_server.testing.client import client_of
 
@@ -122,6 +123,11 @@ async def test_reasoning_is_its_content_or_else_its_summary() -> None:
     assert [message.reasoning for message in found] == ["a\n\nb", None, "Well."]
 
 
+async def test_reasoning_is_read_from_its_encrypted_content() -> None:
+    carried: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": carried_thinking("Well.")}
+    assert [message.reasoning for message in await messages_of(carried, TEXT)] == ["Well."]
+
+
 async def test_reasoning_that_cannot_be_read_or_led_to_nothing_is_left_out() -> None:
     encrypted: dict[str, Any] = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAA"}
     assert await messages_of(encrypted, TEXT, THOUGHT, HI) == [
@@ -147,7 +153,7 @@ def image(role: str = "user", **part: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[list[Any] | None, str, str]] = [
-    (None, "invalid_type", "input"),
+    (None, "missing_field", "input"),
     ([], "empty_prompt", "input"),
     ([1], "invalid_type", "input[0]"),
     ([{"type": "web_search_call"}], "empty_prompt", "input"),
@@ -162,7 +168,7 @@ WRONG: list[tuple[list[Any] | None, str, str]] = [
     ([HI | {"content": [{"text": "x"}]}], "missing_field", "input[0].content[0].type"),
     ([image(type="input_image", image_url="http://x")], "unsupported_value", "input[0].content[1].type"),
     ([image(type="input_file", file_id="x")], "unsupported_value", "input[0].content[1].type"),
-    ([{"type": "item_reference", "id": "msg_1"}], "unsupported_value", "input[0].type"),
+    ([{"type": "item_reference", "id": "msg_1"}], "item_not_found", "input[0]"),
     ([HI, {"type": "input_image", "image_url": "http://x"}], "unsupported_value", "input[1].type"),
     ([HI, {"type": "input_text", "text": "x"}], "unsupported_value", "input[1].type"),
     ([CALL | {"call_id": 5}], "invalid_type", "input[0].call_id"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import pytest
 from openai.types.responses import Response
 
 from infer_engine.protocol import (
@@ -13,6 +14,7 @@ from infer_engine.protocol import (
     RequestFailure,
     ToolCallDelta,
 )
+from infer_server.api.carried_thinking import thinking_in
 from infer_server.testing import FakeEngine, Script
 from infer_server.testing.client import client_of
 
@@ -71,6 +73,14 @@ async def test_items_are_reasoning_message_and_calls_in_order() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "asked", [{"store": False}, {"include": ["reasoning.encrypted_content"]}], ids=["nothing kept", "included"]
+)
+async def test_reasoning_is_encrypted_for_clients_that_keep_conversations_themselves(asked: dict[str, Any]) -> None:
+    [item] = (await response(answering(THOUGHT), **asked))["output"]
+    assert thinking_in(item["encrypted_content"]) == "Well."
+
+
 async def test_response_says_what_was_asked_for() -> None:
     text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}, "verbosity": "low"}
     asked: dict[str, Any] = {
@@ -93,8 +103,8 @@ async def test_response_says_what_was_asked_for() -> None:
     )
     assert {name: answer[name] for name in asked} == asked
     assert answer["tools"] == [TOOL | {"description": None, "parameters": None, "strict": False}]
-    assert answer["reasoning"] == {"effort": "low", "summary": None}
-    assert (answer["store"], answer["truncation"], answer["previous_response_id"]) == (False, "disabled", None)
+    assert answer["reasoning"] == {"effort": "low", "summary": "auto"}
+    assert (answer["store"], answer["truncation"], answer["previous_response_id"]) == (True, "disabled", None)
 
 
 async def test_response_without_settings_is_openais_object() -> None:
@@ -127,7 +137,7 @@ async def test_response_without_settings_is_openais_object() -> None:
         "top_p": 1.0,
         "background": False,
         "previous_response_id": None,
-        "store": False,
+        "store": True,
         "truncation": "disabled",
     }
 

@@ -14,6 +14,8 @@ from openai.types.responses import response_create_params
 from infer_engine.protocol import ChatPrompt, GenerateRequest, InvalidRequestError, StructuredOutputs, Tool
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body
+from infer_server.openai.responses.item_store import ItemStore
+from infer_server.openai.responses.references import resolved_body
 from infer_server.openai.responses.request import ResponsesBody, responses_request
 from infer_server.testing import FakeEngine
 from infer_server.testing.client import client_of
@@ -201,8 +203,8 @@ STATEFUL: dict[str, Any] = {"previous_response_id": "resp_1", "conversation": {"
 async def test_what_needs_state_is_400_and_says_to_send_the_whole_input(name: str) -> None:
     reply = await post(FakeEngine(), **{name: STATEFUL[name]})
     error = reply.json()["error"]
-    assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_value", name)
-    assert "keeps no state" in error["message"]
+    assert (reply.status_code, error["param"]) == (400, name)
+    assert "the whole conversation as `input`" in error["message"]
     assert "whole conversation as `input`" in error["message"]
 
 
@@ -258,6 +260,17 @@ async def test_an_input_that_is_too_long_is_400() -> None:
     reply = await post(FakeEngine(), input="x" * 600)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
+
+
+async def test_tokens_of_an_input_are_counted_as_the_response_counts_them() -> None:
+    body: dict[str, Any] = {"input": "How?", "instructions": "Be kind.", "tools": [WEATHER]}
+    async with client_of(FakeEngine()) as client:
+        counted = await client.post("/v1/responses/input_tokens", json=body)
+        answered = await client.post("/v1/responses", json=body)
+        wrong = await client.post("/v1/responses/input_tokens", json=body | {"input": [{"type": "input_text"}]})
+    num_tokens = answered.json()["usage"]["input_tokens"]
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input[0].type")
 
 
 async def test_another_model_is_404() -> None:
@@ -331,7 +344,7 @@ FIELDS = [field.name for field in msgspec.structs.fields(ResponsesBody)]
 def test_any_body_is_taken_or_refused(fields: dict[str, Any], name: str, value: object) -> None:
     with suppress(ApiError):
         body = decode_body(json.dumps({"input": "hi", **fields, name: value}).encode(), ResponsesBody)
-        responses_request(body, served_model="m")
+        responses_request(resolved_body(body, ItemStore(), owner=None), served_model="m")
 
 
 @pytest.mark.parametrize(("depth", "status"), [(100, 200), (300, 200), (5000, 400)])

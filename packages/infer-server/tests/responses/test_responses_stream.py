@@ -117,6 +117,27 @@ async def test_items_begin_without_content() -> None:
     assert call["call_id"] == events[-1]["response"]["output"][2]["call_id"]
 
 
+async def test_reasoning_comes_as_its_summary_where_one_is_asked_for() -> None:
+    steps = (ReasoningDelta("H"),), (ReasoningDelta("m"),), (ContentDelta("Yes."),)
+    events = await stream(answering(*steps), reasoning={"summary": "auto"})
+    reasoning = [event for event in events if event.get("output_index") == 0]
+    names = ["part.added", "text.delta", "text.delta", "text.done", "part.done"]
+    assert [event["type"] for event in reasoning[1:-1]] == [f"response.reasoning_summary_{name}" for name in names]
+    assert all(event["summary_index"] == 0 for event in reasoning[1:-1])
+    item = reasoning[-1]["item"]
+    assert (item["summary"], item["content"]) == ([{"type": "summary_text", "text": "Hm"}], [])
+    for event in events:
+        EVENT.validate_python(event)
+
+
+@pytest.mark.parametrize("asked", [None, "none"])
+async def test_reasoning_is_the_content_of_its_item_where_no_summary_is_asked_for(asked: str | None) -> None:
+    events = await stream(answering((ReasoningDelta("Hm"),)), reasoning={"summary": asked})
+    assert not [event for event in events if "summary" in event["type"]]
+    assert events[-1]["response"]["reasoning"]["summary"] is None
+    assert events[-1]["response"]["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
+
+
 async def test_the_first_events_have_the_response_in_progress() -> None:
     created, in_progress, *_, last = await stream(answering(*ANSWER), instructions="Be nice.")
     response = created["response"]
@@ -145,16 +166,21 @@ async def test_an_answer_that_is_cut_short_ends_incomplete() -> None:
 
 
 FAILURES: list[tuple[dict[str, Any], str]] = [
-    ({"failure": RequestFailure(message="It broke.", code="step_failed")}, "step_failed"),
-    ({"finish_reason": FinishReason.ABORT}, "engine_unavailable"),
+    ({"failure": RequestFailure(message="It broke.", code="step_failed")}, "It broke."),
+    ({"finish_reason": FinishReason.ABORT}, "shutting down"),
 ]
 
 
-@pytest.mark.parametrize(("script", "code"), FAILURES, ids=["failure", "shutdown"])
-async def test_a_failure_ends_the_open_item_and_then_the_response(script: dict[str, Any], code: str) -> None:
+@pytest.mark.parametrize(("script", "words"), FAILURES, ids=["failure", "shutdown"])
+async def test_a_failure_ends_the_open_item_and_then_the_response(script: dict[str, Any], words: str) -> None:
     *_, done, last = await stream(answering(*ANSWER[:2], **script))
     response = last["response"]
-    assert (last["type"], response["status"], response["error"]["code"]) == ("response.failed", "failed", code)
+    assert (last["type"], response["status"], response["error"]["code"]) == (
+        "response.failed",
+        "failed",
+        "server_error",
+    )
+    assert words in response["error"]["message"]
     assert (done["type"], done["item"]["status"]) == ("response.output_item.done", "incomplete")
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
 
@@ -222,7 +248,8 @@ async def answer_of(steps: list[list[AnswerDelta]], reason: FinishReason) -> Res
     """Return the answer to a request whose outputs have these deltas."""
     engine = answering(*map(tuple, steps), finish_reason=reason)
     [outputs] = await engine.submit([GenerateRequest(prompt="hi", params=SamplingParams())])
-    return ResponseEvents(outputs, ResponseBuilder(ResponsesBody(input="hi"), SamplingParams(), served_model="m"))
+    builder = ResponseBuilder(ResponsesBody(input="hi"), SamplingParams(), served_model="m")
+    return ResponseEvents(outputs, builder, keep=lambda _: None)
 
 
 @given(

@@ -59,10 +59,17 @@ class ChatTemplateUnusableError(InvalidRequestError):
 
 
 class ContextLengthExceededError(RequestRefusedError):
-    """Prompt plus `max_tokens` exceeds `max_seq_len`. Agents parse this wording to shrink `max_tokens`."""
+    """Prompt plus `max_tokens` exceeds `max_seq_len`. Agents parse this wording to shrink `max_tokens`.
+
+    Attributes:
+        max_seq_len: most tokens of prompt and output together.
+        num_prompt_tokens: tokens of the prompt.
+    """
 
     def __init__(self, *, max_seq_len: int, num_prompt_tokens: int, max_tokens: int) -> None:
         """Build the message from counts of tokens; `max_tokens` is the request's value."""
+        self.max_seq_len = max_seq_len
+        self.num_prompt_tokens = num_prompt_tokens
         super().__init__(
             f"This model's maximum context length is {max_seq_len} tokens. However, you requested {max_tokens} output "
             f"tokens and your prompt contains at least {num_prompt_tokens} input tokens, for a total of at least "

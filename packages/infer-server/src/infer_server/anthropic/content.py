@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.carried_thinking import thinking_in
 from infer_server.api.fields import described
 from infer_server.api.history import check_not_empty, omitted, read_arguments, with_call_ids
 from infer_server.api.system_texts import without_billing_header
@@ -29,6 +30,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     ]
     text: Annotated[str | None, described("Of a text.")] = None
     thinking: Annotated[str | None, described("Of a block of thinking.")] = None
+    signature: Annotated[Any, described("Of a block of thinking, whose text is read from it where it has none.")] = None
     id: Annotated[str | None, described("Of a call, which its result names.")] = None
     name: Annotated[str | None, described("Of a called tool.")] = None
     input: Annotated[dict[str, Any] | str | None, described("The arguments of a call.")] = None
@@ -131,7 +133,7 @@ def _of_assistant(blocks: list[Block], at: str) -> ChatMessage:
                     raise missing(f"{place}.name")
                 calls.append(ToolCall(id=block.id or "", name=block.name, arguments=read_arguments(block.input)))
             case "thinking":
-                thoughts.append(block.thinking or "")
+                thoughts.append(block.thinking or thinking_in(block.signature))
             case "compaction":
                 texts.append(_result_text(block.content, f"{place}.content"))
             case _ if not _is_dropped(block):

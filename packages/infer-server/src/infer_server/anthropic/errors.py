@@ -6,6 +6,7 @@ import msgspec
 from litestar.types import Scope
 from msgspec import UNSET, UnsetType
 
+from infer_engine.protocol import ContextLengthExceededError, RequestRefusedError
 from infer_server.errors import ApiError, ErrorReply, openai_shape
 from infer_server.http.request_ids import request_id
 from infer_server.http.sse import named_event
@@ -13,6 +14,7 @@ from infer_server.http.sse import named_event
 PATHS = "/v1/messages"
 """What the paths begin with whose errors look like this."""
 
+REQUEST_ID_HEADER = "request-id"
 OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -47,6 +49,15 @@ def error_shape(error: ApiError, scope: Scope) -> tuple[int, msgspec.Struct]:
     status = OVERLOADED if error.status == 503 else error.status
     body = MessageErrorBody(type=_type_of(status), message=error.reply.error.message)
     return status, MessageErrorReply(error=body, request_id=request_id(scope))
+
+
+def refusal_words(refusal: RequestRefusedError) -> str:
+    """Return why the engine refused a request; agents compact a conversation where these are Anthropic's words."""
+    match refusal:
+        case ContextLengthExceededError(num_prompt_tokens=count, max_seq_len=most):
+            return f"prompt is too long: {count} tokens > {min(most, count - 1)} maximum"
+        case _:
+            return refusal.message
 
 
 def error_event(reply: ErrorReply) -> bytes:

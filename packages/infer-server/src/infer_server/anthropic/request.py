@@ -49,6 +49,9 @@ class ThinkingField(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Annotated[str, described("Other words are taken as `enabled`.", examples=list(_THINKING))]
     budget_tokens: ThinkingTokenBudget = None
+    display: Annotated[
+        str | None, described("`omitted`: only its signature is in the answer, which carries it to the next request.")
+    ] = None
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +167,11 @@ def format_of(body: MessagesBody) -> tuple[str, OutputFormat | None]:
     if body.output_config is not None and body.output_config.format is not None:
         return "output_config.format", body.output_config.format
     return ("output_format", body.output_format) if body.output_format else ("", None)
+
+
+def shows_thinking(body: MessagesBody) -> bool:
+    """Return whether the answer has the text of its thinking, and not only its signature."""
+    return body.thinking is None or body.thinking.display != "omitted"
 
 
 def _template_kwargs(body: CountTokensBody) -> dict[str, Any]:

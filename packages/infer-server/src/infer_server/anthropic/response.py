@@ -3,7 +3,7 @@
 ```
 message_start, ping
   of each block: content_block_start
-                   content_block_delta, ...    (more of its text, of its thinking, or of its JSON)
+                   content_block_delta, ...    (more of its text, of its thinking, or of its JSON; a signature last)
                  content_block_stop
 message_delta, message_stop
 ```
@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from infer_engine.protocol import FinishReason, RequestStream, StepOutput
 from infer_engine.protocol.answers import AnswerBlock, AnswerBuilder, BlockEvent, BlockKind
 from infer_server.anthropic.errors import error_event
+from infer_server.api.carried_thinking import carried_thinking
 from infer_server.api.failures import raise_if_unfinished
 from infer_server.api.tools import new_call_id
 from infer_server.errors import ApiError
@@ -35,10 +36,10 @@ class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag="thinking"):
-    """What the model thought; nobody signs it here."""
+    """What the model thought. The signature carries it too: clients send back only thinking that has one."""
 
     thinking: str
-    signature: str = ""
+    signature: str
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag="tool_use"):
@@ -92,13 +93,16 @@ class MessageEnd(msgspec.Struct, frozen=True, kw_only=True):
 class MessageBuilder:
     """Makes the message of one request, whole or event by event."""
 
-    def __init__(self, *, served_model: str, prompt_token_ids: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, *, served_model: str, prompt_token_ids: Sequence[int] | None = None, shows_thinking: bool = True
+    ) -> None:
         """Begin an empty message of `served_model`; `prompt_token_ids`: of its prompt, if ids are asked for."""
         self._id = f"msg_{secrets.token_hex(12)}"
         self._model = served_model
         self._answer = AnswerBuilder()
         self._prompt_token_ids = prompt_token_ids
         self._token_ids: list[int] = []
+        self._shows_thinking = shows_thinking
 
     def add(self, _: int, output: StepOutput) -> None:
         """Take the next output of a message that is built whole."""
@@ -107,7 +111,7 @@ class MessageBuilder:
 
     def build(self) -> MessageReply:
         """Return the message after its last output."""
-        content = [_block(each, text=each.text) for each in self._answer.blocks]
+        content = [_block(each, text=self._shown(each)) for each in self._answer.blocks]
         return msgspec.structs.replace(self._reply(content, self._end(), _usage(self._answer.last)), **self._ids())
 
     async def events(self, stream: RequestStream) -> AsyncGenerator[bytes, None]:
@@ -119,7 +123,7 @@ class MessageBuilder:
             async for output in stream:
                 raise_if_unfinished(output)
                 self._token_ids += output.token_ids
-                events = [_block_event(each) for each in self._answer.add(output)]
+                events = [_block_event(each) for each in self._answer.add(output) if not self._is_hidden(each)]
                 if output.finished:
                     events.append(_event("message_delta", delta=self._end(), usage=_usage(output), **self._ids()))
                     events.append(_event("message_stop"))
@@ -138,6 +142,12 @@ class MessageBuilder:
             usage=usage,
             prompt_token_ids=UNSET if self._prompt_token_ids is None else list(self._prompt_token_ids),
         )
+
+    def _is_hidden(self, change: BlockEvent) -> bool:
+        return change.kind == "grow" and change.block.kind == "reasoning" and not self._shows_thinking
+
+    def _shown(self, block: AnswerBlock) -> str:
+        return "" if block.kind == "reasoning" and not self._shows_thinking else block.text
 
     def _ids(self) -> dict[str, list[int]]:
         """Return what the end of a message has of its tokens."""
@@ -172,20 +182,26 @@ def _block_event(change: BlockEvent) -> bytes:
     block = change.block
     match change.kind:
         case "start":
-            return _event("content_block_start", index=block.index, content_block=_block(block, text=""))
+            return _event("content_block_start", index=block.index, content_block=_block(block, text="", signature=""))
         case "grow":
             kind, field = _DELTAS[block.kind]
             return _event("content_block_delta", index=block.index, delta={"type": kind, field: change.text})
+        case "end" if block.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": carried_thinking(block.text)}
+            signed = _event("content_block_delta", index=block.index, delta=delta)
+            return signed + _event("content_block_stop", index=block.index)
         case "end":
             return _event("content_block_stop", index=block.index)
 
 
-def _block(block: AnswerBlock, *, text: str) -> ContentBlock:
+def _block(block: AnswerBlock, *, text: str, signature: str | None = None) -> ContentBlock:
+    """Return `block` with `text` as what there is of it; the `signature` of thinking carries the whole of it."""
     match block.kind:
         case "text":
             return TextBlock(text=text)
         case "reasoning":
-            return ThinkingBlock(thinking=text)
+            signed = carried_thinking(block.text) if signature is None else signature
+            return ThinkingBlock(thinking=text, signature=signed)
         case "tool_call":
             return ToolUseBlock(id=new_call_id("toolu"), name=block.name, input=_input_of(text))
 

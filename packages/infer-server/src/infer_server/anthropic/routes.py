@@ -7,9 +7,17 @@ from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, GenerateRequest
-from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape
-from infer_server.anthropic.request import CountTokensBody, MessagesBody, format_of, messages_request, prompt_of
+from infer_server.anthropic.errors import PATHS, MessageErrorReply, error_event, error_shape, refusal_words
+from infer_server.anthropic.request import (
+    CountTokensBody,
+    MessagesBody,
+    format_of,
+    messages_request,
+    prompt_of,
+    shows_thinking,
+)
 from infer_server.anthropic.response import PING, MessageBuilder, MessageReply, TokenCount
+from infer_server.api.foreign_fields import decode_fields
 from infer_server.api.handler import (
     COMMON_ERRORS,
     RENDERING,
@@ -20,7 +28,7 @@ from infer_server.api.handler import (
     served_name,
 )
 from infer_server.api.outputs import read_to_the_end
-from infer_server.http.bodies import decode_body, read_body
+from infer_server.http.bodies import read_body
 from infer_server.http.disconnects import unless_disconnected
 from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.sse import EventStream
@@ -66,7 +74,11 @@ class _MessagesEndpoint(Endpoint[MessagesBody]):
 
     def _builder(self, accepted: AcceptedRequest[MessagesBody]) -> MessageBuilder:
         prompt_token_ids = accepted.streams[0].prompt_token_ids if accepted.body.return_token_ids else None
-        return MessageBuilder(served_model=self.served_model, prompt_token_ids=prompt_token_ids)
+        return MessageBuilder(
+            served_model=self.served_model,
+            prompt_token_ids=prompt_token_ids,
+            shows_thinking=shows_thinking(accepted.body),
+        )
 
 
 def message_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
@@ -74,7 +86,7 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_models: S
     handler = GenerationHandler(
         _MessagesEndpoint, MessagesBody, engine=engine, settings=settings, served_models=served_models
     )
-    handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape)
+    handlers = exception_handlers(params={"prompt": "messages"}, shape=error_shape, words=refusal_words)
 
     @post(
         PATHS,
@@ -97,7 +109,7 @@ def message_routes(engine: Engine, *, settings: ServerSettings, served_models: S
         exception_handlers=handlers,
     )
     async def count_tokens(request: Request[Any, Any, Any]) -> TokenCount:
-        body = decode_body(await read_body(request, settings.max_body_bytes), CountTokensBody)
+        body = decode_fields(await read_body(request, settings.max_body_bytes), CountTokensBody)
         prompt = prompt_of(body, served_model=served_name(body.model, served_models))
         return TokenCount(input_tokens=len(await unless_disconnected(engine.tokenize(prompt), request.receive)))
 

@@ -8,7 +8,7 @@ read -> decode -> check -> submit -> stream, or wait for the whole response
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -86,6 +86,15 @@ class Endpoint(ABC, Generic[B]):
         self.served_model = served_model
         self.settings = settings
 
+    def resolved(self, body: Any, *, owner: str | None) -> B:  # noqa: ARG002 - those that read it override this
+        """Return a decoded `body` of the tenant `owner` with what it refers to; most bodies refer to nothing.
+
+        Raises:
+            ApiError: what it refers to is not there.
+        """
+        found: B = body
+        return found
+
     @abstractmethod
     def requests(self, body: B) -> list[GenerateRequest]:
         """Return the engine's requests for `body`.
@@ -123,8 +132,8 @@ class GenerationHandler(Generic[B]):
 
     def __init__(
         self,
-        endpoint: type[Endpoint[B]],
-        body: type[B],
+        endpoint: Callable[..., Endpoint[B]],
+        body: type[ForeignFields],
         *,
         engine: Engine,
         settings: ServerSettings,
@@ -175,7 +184,8 @@ class GenerationHandler(Generic[B]):
     async def _read(self, request: Request[Any, Any, Any]) -> tuple[B, Endpoint[B]]:
         body = decode_fields(await read_body(request, self._settings.max_body_bytes), self._body)
         named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
-        return body, self._endpoints[served_name(named, self._endpoints)]
+        endpoint = self._endpoints[served_name(named, self._endpoints)]
+        return endpoint.resolved(body, owner=tenant(request.scope)), endpoint
 
     async def _render(self, request: GenerateRequest) -> RenderedPrompt:
         token_ids = request.prompt

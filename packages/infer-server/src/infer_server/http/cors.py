@@ -12,7 +12,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS = b"GET, HEAD, OPTIONS, POST"
-_EXPOSED = b"retry-after, x-request-id"
+_EXPOSED = b"retry-after, x-request-id, request-id"
 _PREFLIGHT_MAX_AGE_S = 600
 
 

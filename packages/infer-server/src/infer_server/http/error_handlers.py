@@ -11,7 +11,16 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.types import ExceptionHandlersMap
 
 from infer_engine.protocol import RequestRefusedError
-from infer_server.errors import ApiError, ErrorShape, internal_error, openai_shape, refusal_error, shorten
+from infer_server.errors import (
+    ApiError,
+    ErrorShape,
+    RefusalWords,
+    engine_words,
+    internal_error,
+    openai_shape,
+    refusal_error,
+    shorten,
+)
 from infer_server.http.bodies import ClientDisconnectedError
 from infer_server.http.request_ids import request_id
 
@@ -28,11 +37,12 @@ def exception_handlers(
     *,
     params: Mapping[str, str] = MappingProxyType({}),
     shape: ErrorShape = openai_shape,
+    words: RefusalWords = engine_words,
 ) -> ExceptionHandlersMap:
     """Return a handler for every exception of a route, or of the routing itself.
 
     `statuses` replaces the status for some error codes; `params` maps the engine's names of fields to the route's;
-    `shape` makes the status and the body of a reply.
+    `shape` makes the status and the body of a reply, `words` the message of what the engine refuses.
     """
 
     def reply(request: AnyRequest, error: ApiError) -> Response[Any]:
@@ -43,7 +53,7 @@ def exception_handlers(
         return reply(request, error.with_status_from(statuses))
 
     def on_refusal(request: AnyRequest, refusal: RequestRefusedError) -> Response[Any]:
-        return reply(request, refusal_error(refusal, params=params).with_status_from(statuses))
+        return reply(request, refusal_error(refusal, params=params, words=words).with_status_from(statuses))
 
     def on_http_exception(request: AnyRequest, error: HTTPException) -> Response[Any]:
         return reply(request, _of_http_exception(request, error))

@@ -1,4 +1,7 @@
-"""`X-Request-Id`: every reply has the client's id, if it sent a valid one, or a generated one. It is only for logs."""
+"""`X-Request-Id`: every reply has the client's id, if it sent a valid one, or a generated one. It is only for logs.
+
+The clients of some APIs look for it under another name: their replies have both.
+"""
 
 import random
 import re
@@ -31,14 +34,16 @@ def unique_hex() -> str:
     return f"{_random.getrandbits(128):032x}"
 
 
-def with_request_ids(app: ASGIApp) -> ASGIApp:
-    """Return `app` with the header on every reply."""
+def with_request_ids(app: ASGIApp, *, other_names: Mapping[str, str]) -> ASGIApp:
+    """Return `app` with the header on every reply; `other_names`: a second one, by the beginning of paths."""
+    others = [(path, name.encode("ascii")) for path, name in other_names.items()]
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                header = (b"x-request-id", request_id(scope).encode("ascii"))
-                message["headers"] = [*message.get("headers", []), header]
+                identifier = request_id(scope).encode("ascii")
+                names = [b"x-request-id", *(name for path, name in others if scope["path"].startswith(path))]
+                message["headers"] = [*message.get("headers", []), *((name, identifier) for name in names)]
             return send(message)
 
         await app(scope, receive, send_with_id)

@@ -3,16 +3,17 @@
 ```
 response.created, response.in_progress
   of each item: response.output_item.added
-                  response.content_part.added     (calls have no parts)
-                    response.(output_text | reasoning_text | function_call_arguments).delta, ..., .done
-                  response.content_part.done
+                  response.(content_part | reasoning_summary_part).added     (calls have no parts)
+                    response.(output_text | reasoning_text | reasoning_summary_text | ...).delta, ..., .done
+                  response.(content_part | reasoning_summary_part).done
                 response.output_item.done
 response.completed | response.incomplete | response.failed
 ```
 """
 
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from infer_engine.protocol import RequestStream, StepOutput
 from infer_engine.protocol.answers import AnswerBlock, BlockKind
@@ -27,29 +28,51 @@ from infer_server.openai.responses.response import (
     ReasoningText,
     ResponseBuilder,
     ResponseObject,
+    SummaryText,
 )
 
-# By kind of block: the name of the events about its text, and what they have beside it. An item has one part at most.
-_TEXT_EVENTS: dict[BlockKind, str] = {
-    "reasoning": "response.reasoning_text",
-    "text": "response.output_text",
-    "tool_call": "response.function_call_arguments",
+
+class _EventKind(NamedTuple):
+    """The names of the events about the text of a block and about its part, of which an item has one at most.
+
+    Attributes:
+        text: the name of those about its text.
+        part: the name of those about its part; "": it has none.
+        part_type: the type of its part.
+        index: the number of the part, for both.
+        beside: what those about its text have too.
+    """
+
+    text: str
+    part: str = ""
+    part_type: type[ReasoningText | OutputText | SummaryText] = OutputText
+    index: Mapping[str, int] = MappingProxyType({})
+    beside: Mapping[str, Any] = MappingProxyType({})
+
+
+_KINDS: dict[BlockKind, _EventKind] = {
+    "reasoning": _EventKind("response.reasoning_text", "response.content_part", ReasoningText, {"content_index": 0}),
+    "text": _EventKind(
+        "response.output_text", "response.content_part", OutputText, {"content_index": 0}, {"logprobs": []}
+    ),
+    "tool_call": _EventKind("response.function_call_arguments"),
 }
-_CUSTOM_EVENTS = "response.custom_tool_call_input"
-_BESIDE_TEXT: dict[BlockKind, dict[str, Any]] = {
-    "reasoning": {"content_index": 0},
-    "text": {"content_index": 0, "logprobs": []},
-    "tool_call": {},
-}
+_SUMMARY = _EventKind(
+    "response.reasoning_summary_text", "response.reasoning_summary_part", SummaryText, {"summary_index": 0}
+)
+_CUSTOM = _EventKind("response.custom_tool_call_input")
 
 
 class ResponseEvents:
     """Makes the answer of one request, whole or event by event."""
 
-    def __init__(self, stream: RequestStream, builder: ResponseBuilder) -> None:
-        """Answer with the outputs of `stream`."""
+    def __init__(
+        self, stream: RequestStream, builder: ResponseBuilder, *, keep: Callable[[ResponseObject], None]
+    ) -> None:
+        """Answer with the outputs of `stream`; `keep` gets the response when it is complete."""
         self._stream = stream
         self._builder = builder
+        self._keep = keep
         self._num_events = 0
 
     async def whole(self) -> ResponseObject:
@@ -59,7 +82,7 @@ class ResponseEvents:
             ApiError: 500, the request failed; 503, the server's shutdown aborted it.
         """
         await read_to_the_end([self._stream], lambda _, output: self._builder.add(output))
-        return self._builder.ended()
+        return self._ended()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the events: the first two at once, then one write for each output.
@@ -108,22 +131,34 @@ class ResponseEvents:
         try:
             raise_if_unfinished(output)
         except ApiError as error:
-            response = self._builder.failed(code=error.reply.error.code, message=error.reply.error.message)
+            response = self._builder.failed(error.reply.error.message)
         else:
-            response = self._builder.ended()
+            response = self._ended()
         return self._event(f"response.{response.status}", response=response)
 
+    def _ended(self) -> ResponseObject:
+        response = self._builder.ended()
+        self._keep(response)
+        return response
+
     def _text_event(self, block: AnswerBlock, change: str, /, **fields: str) -> bytes:
-        place = {"item_id": self._builder.item_id(block), "output_index": block.index}
-        kind = _CUSTOM_EVENTS if self._builder.takes_text(block) else _TEXT_EVENTS[block.kind]
-        return self._event(f"{kind}.{change}", **place, **_BESIDE_TEXT[block.kind], **fields)
+        kind = self._kind(block)
+        return self._event(f"{kind.text}.{change}", **self._place(block), **kind.beside, **fields)
 
     def _part_event(self, block: AnswerBlock, change: str, *, text: str) -> Iterator[bytes]:
-        if block.kind == "tool_call":
-            return
-        part = ReasoningText(text=text) if block.kind == "reasoning" else OutputText(text=text)
-        place = {"item_id": self._builder.item_id(block), "output_index": block.index, "content_index": 0}
-        yield self._event(f"response.content_part.{change}", part=part, **place)
+        kind = self._kind(block)
+        if kind.part:
+            part = kind.part_type(text=text)
+            yield self._event(f"{kind.part}.{change}", part=part, **self._place(block))
+
+    def _kind(self, block: AnswerBlock) -> _EventKind:
+        if block.kind == "reasoning" and self._builder.summarizes:
+            return _SUMMARY
+        return _CUSTOM if self._builder.takes_text(block) else _KINDS[block.kind]
+
+    def _place(self, block: AnswerBlock) -> dict[str, Any]:
+        place = {"item_id": self._builder.item_id(block), "output_index": block.index}
+        return {**place, **self._kind(block).index}
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1

@@ -8,15 +8,16 @@ reasoning, message, function_call, function_call | function_call_output, functio
 ```
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_server.api.carried_thinking import thinking_in
 from infer_server.api.fields import described
 from infer_server.api.history import read_arguments, template_role, with_call_ids
-from infer_server.api.validation import no_text, unsupported
+from infer_server.api.validation import no_text
 from infer_server.errors import ApiError
 from infer_server.openai.content_parts import ContentPart, read_content, read_result
 from infer_server.openai.responses.provider_items import PROVIDER_ITEMS, ProviderItem, read_provider_item
@@ -57,6 +58,8 @@ class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str | None, described("The call.")] = None
+    name: Annotated[str | None, described("That of the called function; if left out, the call's.")] = None
+    namespace: Annotated[str | None, described("That of the function, if it has one.")] = None
     output: Annotated[Any, described("Text, or parts of it, which are joined, or any JSON.")] = None
 
 
@@ -67,11 +70,12 @@ class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant thought before the next items. Encrypted content cannot be read, and has no effect."""
+    """What the assistant thought before the next items. Encrypted content of other servers has no effect."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningPart] | None, described("Its text.")] = None
-    summary: Annotated[list[ReasoningPart] | None, described("Used if there is no `content`.")] = None
+    encrypted_content: Annotated[Any, described("As it came from here; used if there is no `content`.")] = None
+    summary: Annotated[list[ReasoningPart] | None, described("Used if there is nothing else.")] = None
 
 
 _ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem]] = {
@@ -80,9 +84,14 @@ _ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionCallOutputItem |
     "function_call_output": FunctionCallOutputItem,
     "reasoning": ReasoningItem,
 }
-_REFERENCE = "item_reference"
 _MISPLACED = (*_TEXT_PARTS, "input_image", "input_audio", "input_file", "image_url", "computer_call_output")
-_NOT_DROPPED = (*_ITEMS, *PROVIDER_ITEMS, *_MISPLACED, _REFERENCE)
+_REFERENCE: dict[str, Any] = {
+    "type": "object",
+    "description": "An item of a recent answer, by its id. One of reasoning that is not kept any more is passed over.",
+    "properties": {"type": {"enum": ["item_reference", None]}, "id": {"type": "string"}},
+    "required": ["id"],
+}
+_NOT_DROPPED = (*_ITEMS, *PROVIDER_ITEMS, *_MISPLACED, "item_reference")
 
 INPUT = described(
     "A user's text, or the conversation so far.",
@@ -95,6 +104,7 @@ INPUT = described(
                 "anyOf": [
                     *map(schema_of, _ITEMS.values()),
                     schema_of(ProviderItem),
+                    _REFERENCE,
                     dropped_object(_NOT_DROPPED),
                 ]
             },
@@ -103,8 +113,10 @@ INPUT = described(
 )
 
 
-def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | None) -> tuple[ChatMessage, ...]:
-    """Return the messages of an input, after the `instructions`.
+def conversation_of(
+    given: list[dict[str, Any]], *, instructions: str | None, earlier: Sequence[dict[str, Any]] = ()
+) -> tuple[ChatMessage, ...]:
+    """Return the messages of the items `given`, after the `instructions` and the `earlier` items.
 
     The system messages at the beginning become one, `instructions` first: some templates refuse a second one, others
     leave it out, and coding agents send two.
@@ -112,7 +124,7 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
     Raises:
         ApiError: 400: there is no message, or an item is wrong or not supported.
     """
-    messages = [ChatMessage(role="user", content=given)] if isinstance(given, str) else _messages(given)
+    messages = _messages(given, earlier)
     leading = _num_leading_system(messages)
     texts = [instructions] if instructions else []
     texts += [message.content or "" for message in messages[:leading]]
@@ -120,8 +132,10 @@ def conversation_of(given: str | list[dict[str, Any]], *, instructions: str | No
     return (*system, *messages[leading:])
 
 
-def _messages(given: list[dict[str, Any]]) -> list[ChatMessage]:
+def _messages(given: list[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> list[ChatMessage]:
     conversation = _Conversation()
+    for item in earlier:
+        conversation.add(item, "previous_response_id")
     for index, item in enumerate(given):
         conversation.add(item, f"input[{index}]")
     messages = list(with_call_ids(conversation.end()))
@@ -153,8 +167,6 @@ class _Conversation:
         kind = object_type(item, at=at)
         if kind is None:
             kind = "message"
-        if kind == _REFERENCE:
-            raise unsupported(f"{at}.type", kind, send="the item itself: the server keeps none")
         if kind in _MISPLACED:
             raise _misplaced(kind, at)
         if kind in PROVIDER_ITEMS:
@@ -173,11 +185,12 @@ class _Conversation:
             case FunctionCallItem(call_id=call_id, name=name, namespace=namespace, arguments=given):
                 name = full_name(namespace, name)
                 self._calls.append(ToolCall(id=call_id or "", name=name, arguments=read_arguments(given)))
-            case FunctionCallOutputItem(call_id=call_id, output=output):
-                result = ChatMessage(role="tool", content=read_result(output), tool_call_id=call_id)
+            case FunctionCallOutputItem(call_id=call_id, name=name, namespace=namespace, output=output):
+                called = full_name(namespace, name) if name else None
+                result = ChatMessage(role="tool", content=read_result(output), tool_call_id=call_id, name=called)
                 self._add_call_and_result(None, result)
             case ReasoningItem() as reasoning:
-                self._add_reasoning(part.text or "" for part in reasoning.content or reasoning.summary or ())
+                self._add_reasoning(_thoughts(reasoning))
 
     def end(self) -> list[ChatMessage]:
         """Return the messages, after the last item."""
@@ -216,6 +229,13 @@ class _Conversation:
                 )
             )
         self._texts, self._calls, self._reasoning = [], [], []
+
+
+def _thoughts(reasoning: ReasoningItem) -> list[str]:
+    """Return the texts of reasoning: its own, what its encrypted content carries, or its summary."""
+    if not reasoning.content and (carried := thinking_in(reasoning.encrypted_content)):
+        return [carried]
+    return [part.text or "" for part in reasoning.content or reasoning.summary or ()]
 
 
 def _misplaced(kind: str, at: str) -> ApiError:

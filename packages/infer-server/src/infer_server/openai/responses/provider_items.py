@@ -14,6 +14,7 @@ from infer_server.api.fields import described
 from infer_server.api.history import read_arguments
 from infer_server.errors import missing
 from infer_server.openai.content_parts import read_result
+from infer_server.openai.responses.tool_fields import full_name
 from infer_server.openai.typed_objects import decode_object
 
 # The field with the arguments of each call, and that with the content of each result.
@@ -43,11 +44,14 @@ class ProviderItem(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str | None, described("Its own id.")] = None
     call_id: Annotated[str | None, described("That of the call.")] = None
     name: Annotated[str | None, described("Of the tool.")] = None
+    namespace: Annotated[str | None, described("That of the tool, if it has one.")] = None
     input: Annotated[str | None, described("Of a custom tool.")] = None
     arguments: Annotated[str | dict[str, Any] | None, described("Of a search for tools, or of MCP.")] = None
     action: Annotated[dict[str, Any] | None, described("Of a shell.")] = None
     operation: Annotated[dict[str, Any] | None, described("Of a patch.")] = None
     output: Annotated[Any, described("The result: text, parts of it, or any JSON.")] = UNSET
+    error: Annotated[Any, described("Why there is no result.")] = None
+    status: Annotated[Any, described("Read where a result has nothing else.")] = None
     tools: Annotated[Any, described("The tools that were found.")] = UNSET
 
 
@@ -64,13 +68,17 @@ def read_provider_item(item: dict[str, Any], *, at: str) -> tuple[ToolCall | Non
         field = _CALLS[read.type]
         given = getattr(read, field)
         arguments = {field: given or ""} if field == "input" else read_arguments(given)
-        name = read.name or read.type.removesuffix("_call")
+        name = full_name(read.namespace, read.name or read.type.removesuffix("_call"))
         call = ToolCall(id=call_id or "", name=name, arguments=arguments)
     if read.type in _RESULTS:
         field = _RESULTS[read.type]
         content = getattr(read, field)
+        if content in (UNSET, None) and read.error is not None:
+            content = {"error": read.error}
         if content is UNSET and call is None:
-            raise missing(f"{at}.{field}")
+            if read.status is None:
+                raise missing(f"{at}.{field}")
+            content = read.status
         if content not in (UNSET, None) or call is None:
             result = ChatMessage(role="tool", content=read_result(content), tool_call_id=call_id)
     return call, result

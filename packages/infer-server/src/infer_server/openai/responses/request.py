@@ -20,28 +20,30 @@ from infer_server.api.shared_fields import (
 )
 from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
 from infer_server.api.validation import check_model, out_of_range
-from infer_server.errors import ApiError
+from infer_server.errors import missing
 from infer_server.openai.responses.input_items import INPUT, conversation_of
 from infer_server.openai.responses.text_format import TextField, structured_outputs
 from infer_server.openai.responses.tool_fields import TOOLS, tool_settings
 from infer_server.openai.tool_choice import TOOL_CHOICE
 
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
 _NO_EFFECT = described("Accepted without effect.")
-_NO_STATE = described("Only null: the server keeps no responses.", enum=[None])
-_STATEFUL_FIELDS = ("previous_response_id", "conversation")
+_SUMMARY = "Any word but `none`: the reasoning comes as its summary, in full."
 
 
 class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
     """How much the model thinks."""
 
     effort: ReasoningEffort = None
-    summary: Annotated[Any, described("Accepted without effect: the whole reasoning is in the answer.")] = None
+    summary: Annotated[str | None, described(_SUMMARY, examples=["auto", "concise", "detailed"])] = None
+    generate_summary: Annotated[str | None, described("An older name of `summary`.")] = None
 
 
 class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`. A null is the same as leaving the field out; unknown fields are ignored."""
 
-    input: Annotated[str | list[dict[str, Any]], INPUT]
+    input: Annotated[str | list[dict[str, Any]] | None, INPUT] = None
     instructions: Annotated[str | None, described("A system message before the input.")] = None
     tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
     tool_choice: Annotated[str | dict[str, Any] | None, TOOL_CHOICE] = None
@@ -64,38 +66,79 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
             send="`disabled`",
         ),
     ] = None
-    previous_response_id: Annotated[Any, _NO_STATE] = None
-    conversation: Annotated[Any, _NO_STATE] = None
+    previous_response_id: Annotated[
+        str | None, described("A recent response, whose conversation comes before the input.")
+    ] = None
+    store: Annotated[bool | None, described("False: neither the response nor its items can be referred to.")] = None
+    conversation: Annotated[
+        Any, restricted("Only null: the server keeps no conversations.", send="the whole conversation as `input`")
+    ] = None
     background: Annotated[
         bool | None, restricted("Only false: the answer comes with the reply.", allow=(False,), send="false")
     ] = None
     prompt: Annotated[Any, restricted("Only null: the server keeps no prompt templates.")] = None
     top_logprobs: Annotated[int | None, restricted("Only 0.", allow=(0,), send="0")] = None
     stream_options: Annotated[Any, _NO_EFFECT] = None
-    include: Annotated[Any, _NO_EFFECT] = None
+    include: Annotated[
+        list[str] | None,
+        described(f"`{ENCRYPTED_REASONING}`: what carries the reasoning to the next request. Others have no effect."),
+    ] = None
     max_tool_calls: Annotated[Any, described("Accepted without effect: it limits calls of OpenAI's own tools.")] = None
     context_management: Annotated[Any, _NO_EFFECT] = None
     moderation: Annotated[Any, _NO_EFFECT] = None
     access_programs: Annotated[Any, _NO_EFFECT] = None
     image: Annotated[Any, _NO_EFFECT] = None
 
+    @property
+    def summary(self) -> str | None:
+        """The kind of summary that the answer shall have of its reasoning; None: none."""
+        wanted = self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary)
+        return None if wanted == "none" else wanted or None
 
-def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequest:
+    @property
+    def carries_reasoning(self) -> bool:
+        """Whether the reasoning comes encrypted too, as clients need it that keep their conversations themselves."""
+        return self.store is False or ENCRYPTED_REASONING in (self.include or ())
+
+
+class ResolvedBody(ResponsesBody, frozen=True, kw_only=True):
+    """A body without references: they are items, and `earlier` has those before its input."""
+
+    earlier: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """The input as items."""
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input or []
+
+
+def prompt_of(body: ResolvedBody, *, served_model: str) -> ChatPrompt:
+    """Return the prompt for `body`.
+
+    Raises:
+        ApiError: 400 for an input that is missing or not all text, or wrong tools; 404 for a model that is not served.
+    """
+    if body.input is None and not body.earlier:
+        raise missing("input")
+    effort = body.reasoning.effort if body.reasoning else None
+    prompt = ChatPrompt(
+        messages=conversation_of(body.items, instructions=body.instructions, earlier=body.earlier),
+        **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
+        template_kwargs=template_kwargs_of(checked_effort(effort, name="reasoning.effort"), body.chat_template_kwargs),
+    )
+    check_model(body.model, served_model=served_model)
+    check_foreign(body)
+    return prompt
+
+
+def responses_request(body: ResolvedBody, *, served_model: str) -> GenerateRequest:
     """Return the engine's request for `body`.
 
     Raises:
         ApiError: 400 for an input that is not all text, wrong tools, a feature that is not supported, or a value out
             of range; 404 for a model that is not served.
     """
-    _check_stateless(body)
-    effort = body.reasoning.effort if body.reasoning else None
-    prompt = ChatPrompt(
-        messages=conversation_of(body.input, instructions=body.instructions),
-        **tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls),
-        template_kwargs=template_kwargs_of(checked_effort(effort, name="reasoning.effort"), body.chat_template_kwargs),
-    )
-    check_model(body.model, served_model=served_model)
-    check_foreign(body)
+    prompt = prompt_of(body, served_model=served_model)
     wanted = structured_outputs(body.text)
     most = body.max_output_tokens
     if most is not None and most < 1:
@@ -110,15 +153,3 @@ def responses_request(body: ResponsesBody, *, served_model: str) -> GenerateRequ
         thinking_token_budget=budget_of({"thinking_token_budget": body.thinking_token_budget}),
     )
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
-
-
-def _check_stateless(body: ResponsesBody) -> None:
-    for name in _STATEFUL_FIELDS:
-        if getattr(body, name) is not None:
-            raise ApiError(
-                400,
-                f"`{name}` is not supported: the server keeps no state. Leave it out, and send the whole conversation "
-                "as `input`.",
-                code="unsupported_value",
-                param=name,
-            )

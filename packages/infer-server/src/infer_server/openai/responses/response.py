@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from infer_engine.protocol import FinishReason, SamplingParams, StepOutput
 from infer_engine.protocol.answers import AnswerBlock, AnswerBuilder, BlockEvent, BlockKind
+from infer_server.api.carried_thinking import carried_thinking
 from infer_server.api.history import read_arguments
 from infer_server.api.tools import new_call_id
 from infer_server.openai.responses.request import ResponsesBody
@@ -31,13 +32,19 @@ class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning_te
     text: str
 
 
+class SummaryText(msgspec.Struct, frozen=True, kw_only=True, tag="summary_text"):
+    """The same for clients that ask for a summary of it."""
+
+    text: str
+
+
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """Reasoning, in full: there is no summary of it."""
+    """Reasoning, in full: as its content or, where a summary is asked for, as that; also as what carries it back."""
 
     id: str
-    summary: list[str] = []
-    content: list[ReasoningText]
-    encrypted_content: None = None
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] = []
+    encrypted_content: str | None = None
     status: ItemStatus
 
 
@@ -75,6 +82,7 @@ class CustomToolCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="custom_
     id: str
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     input: str
     status: ItemStatus
 
@@ -106,9 +114,9 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is no complete response."""
+    """Why there is no complete response. OpenAI's codes are a closed list; a failure here is always the server's."""
 
-    code: str
+    code: Literal["server_error"] = "server_error"
     message: str
 
 
@@ -119,10 +127,10 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The effort that was asked for."""
+    """The effort that was asked for, and the kind of summary."""
 
     effort: str | None
-    summary: None = None
+    summary: str | None
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,17 +169,32 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[OfferedTool]
     top_p: float
     background: Literal[False] = False
-    previous_response_id: None = None
-    store: Literal[False] = False
+    previous_response_id: str | None = None
+    store: bool
     truncation: Literal["disabled"] = "disabled"
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
 class ResponseBuilder:
-    """Builds the response to one request, at any time between its first and its last output."""
+    """Builds the response to one request, at any time between its first and its last output.
 
-    __slots__ = ("_answer", "_call_ids", "_created_at", "_id", "_item_ids", "_settings", "_token_ids", "_tools")
+    Attributes:
+        summarizes: whether reasoning comes as its summary.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_call_ids",
+        "_carries_reasoning",
+        "_created_at",
+        "_id",
+        "_item_ids",
+        "_settings",
+        "_token_ids",
+        "_tools",
+        "summarizes",
+    )
 
     def __init__(
         self, body: ResponsesBody, params: SamplingParams, *, served_model: str, prompt_token_ids: Sequence[int] = ()
@@ -184,6 +207,8 @@ class ResponseBuilder:
         if body.return_token_ids:
             self._settings["prompt_token_ids"] = list(prompt_token_ids)
             self._token_ids = []
+        self._carries_reasoning = body.carries_reasoning
+        self.summarizes = body.summary is not None
         self._tools = {each.tool.name: each for each in callable_tools(body.tools)}
         self._answer = AnswerBuilder()
         self._item_ids: list[str] = []
@@ -233,9 +258,9 @@ class ResponseBuilder:
             token_ids=UNSET if self._token_ids is None else self._token_ids,
         )
 
-    def failed(self, *, code: str, message: str) -> ResponseObject:
+    def failed(self, message: str) -> ResponseObject:
         """Return the response after a failure."""
-        return self._response("failed", error=ResponseError(code=code, message=message))
+        return self._response("failed", error=ResponseError(message=message))
 
     def _response(
         self,
@@ -263,24 +288,41 @@ class ResponseBuilder:
         item_id = self.item_id(block)
         match block.kind:
             case "reasoning":
-                thoughts = [] if text is None else [ReasoningText(text=text)]
-                return ReasoningItem(id=item_id, status=status, content=thoughts)
+                return self._reasoning_item(item_id, status, text)
             case "text":
                 content = [] if text is None else [OutputText(text=text)]
                 return MessageItem(id=item_id, status=status, content=content)
             case "tool_call":
                 return self._call_item(block, status, arguments=text or "")
 
+    def _reasoning_item(self, item_id: str, status: ItemStatus, text: str | None) -> ReasoningItem:
+        if text is None:
+            return ReasoningItem(id=item_id, status=status)
+        return ReasoningItem(
+            id=item_id,
+            summary=[SummaryText(text=text)] if self.summarizes else [],
+            content=[] if self.summarizes else [ReasoningText(text=text)],
+            encrypted_content=carried_thinking(text) if self._carries_reasoning else None,
+            status=status,
+        )
+
     def _call_item(self, block: AnswerBlock, status: ItemStatus, *, arguments: str) -> OutputItem:
         item_id, call_id, tool = self.item_id(block), self._call_ids[block.index], self._tools.get(block.name)
+        namespace = UNSET if tool is None or tool.namespace is None else tool.namespace
         if tool is not None and tool.is_custom:
-            text = text_input(arguments)
-            return CustomToolCallItem(id=item_id, call_id=call_id, name=tool.name, input=text, status=status)
+            return CustomToolCallItem(
+                id=item_id,
+                call_id=call_id,
+                name=tool.name,
+                namespace=namespace,
+                input=text_input(arguments),
+                status=status,
+            )
         return FunctionCallItem(
             id=item_id,
             call_id=call_id,
             name=block.name if tool is None else tool.name,
-            namespace=UNSET if tool is None or tool.namespace is None else tool.namespace,
+            namespace=namespace,
             arguments=arguments,
             status=status,
         )
@@ -300,7 +342,9 @@ def _settings(body: ResponsesBody, params: SamplingParams) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": ReasoningSettings(effort=body.reasoning.effort if body.reasoning else None),
+        "previous_response_id": body.previous_response_id,
+        "reasoning": ReasoningSettings(effort=body.reasoning.effort if body.reasoning else None, summary=body.summary),
+        "store": body.store is not False,
         "temperature": params.temperature,
         "text": TextField(format=text.format or ANY_TEXT, verbosity=text.verbosity),
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,

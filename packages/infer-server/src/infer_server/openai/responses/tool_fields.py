@@ -20,7 +20,8 @@ from infer_server.openai.typed_objects import decode_object, dropped_object, obj
 from infer_server.openapi import schema_of
 
 _FUNCTION = "function"
-_KNOWN = (_FUNCTION, "custom", "namespace")
+_CUSTOM = "custom"
+_KNOWN = (_FUNCTION, _CUSTOM, "namespace")
 INPUT = "input"
 _INPUT_SCHEMA = {
     "type": "object",
@@ -50,8 +51,15 @@ class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FUNCTIONS = described(
-    "Its functions.",
-    oneOf=[{"type": "array", "items": {"anyOf": [schema_of(FunctionTool), dropped_object([_FUNCTION])]}}],
+    "Its functions, and tools that take a text.",
+    oneOf=[
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [schema_of(FunctionTool), schema_of(CustomTool), dropped_object([_FUNCTION, _CUSTOM])],
+            },
+        }
+    ],
 )
 
 
@@ -147,10 +155,11 @@ def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None)
                     strict=bool(function.strict),
                 )
                 yield CallableTool(seen, place, function.name, namespace)
-            case "custom" if namespace is None:
+            case "custom":
                 custom = decode_object(tool, CustomTool, at=place)
-                seen = Tool(name=custom.name, description=_description(custom), parameters=_INPUT_SCHEMA)
-                yield CallableTool(seen, place, custom.name, is_custom=True)
+                name = full_name(namespace, custom.name)
+                seen = Tool(name=name, description=_description(custom), parameters=_INPUT_SCHEMA)
+                yield CallableTool(seen, place, custom.name, namespace, is_custom=True)
             case "namespace" if namespace is None:
                 inside = decode_object(tool, NamespaceTool, at=place)
                 check_tool_name(inside.name, param=f"{place}.name")
