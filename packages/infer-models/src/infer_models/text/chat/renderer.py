@@ -1,7 +1,7 @@
 """`ChatRenderer`: from a conversation to a prompt's text, in the form that the chat template takes."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -128,8 +128,8 @@ class ChatRenderer:
         logger.warning(_DROPPED_SYSTEM)
         return True
 
-    def render(self, chat: Conversation) -> str:
-        """Return the text of `chat` as it is.
+    def render(self, chat: Conversation, *, read: Callable[[str], str] = str) -> str:
+        """Return the text of `chat` as it is; the template gets of each text what `read` makes of it.
 
         Raises:
             ChatTemplateError: the template refuses it.
@@ -140,6 +140,7 @@ class ChatRenderer:
             tools=chat.tools,
             variables=chat.variables,
             add_generation_prompt=chat.add_generation_prompt,
+            read=read,
         )
         return up_to_open_end(text) if chat.continue_final_message else text
 

@@ -2,16 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from infer_models.text.chat.sandbox import RaisedByTemplateError, TemplateSandbox
 
 Message = Mapping[str, object]
 Tool = Mapping[str, object]
@@ -55,20 +52,6 @@ class ChatRefusedError(ChatRenderingError):
     """The chat template refuses these messages on purpose, by `raise_exception`."""
 
 
-class _RaisedByTemplateError(jinja2.TemplateError):
-    """Raised by `raise_exception` in a template."""
-
-
-class _GenerationBlock(Extension):
-    """Renders `{% generation %}...{% endgeneration %}`, which marks a model's words for training, as its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
     """A compiled template. Renders as `transformers` does: the same white space, functions, filters and sandbox.
 
@@ -85,14 +68,9 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateSyntaxError: `source` is no Jinja2 template.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self.source = source
         self.reserved_names = frozenset({"messages", "tools", "add_generation_prompt", *variables})
-        self._template = environment.from_string(source)
+        self._template = TemplateSandbox().from_string(source)
         self._variables = dict(variables)
         self._max_characters = max_characters
 
@@ -103,6 +81,7 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
         add_generation_prompt: bool = True,
+        read: Callable[[str], str] = str,
     ) -> str:
         """Return the prompt's text; with `add_generation_prompt` it ends where the answer begins.
 
@@ -111,6 +90,7 @@ class ChatTemplate:
             tools: functions that the model may call, as OpenAI's API describes them.
             variables: further variables of the template, such as `enable_thinking` and `documents`.
             add_generation_prompt: end the text where the answer begins.
+            read: makes of each text in the other arguments what the template gets of it.
 
         Raises:
             ChatTemplateError: the template refuses the messages, fails on them, or writes too much; or one of
@@ -120,21 +100,21 @@ class ChatTemplate:
             if name in self.reserved_names or not name.isidentifier():
                 raise ChatTemplateError(f"the template's variable `{name[:40]}` cannot be set; leave it out.")
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
-        plain_messages = [_with_reasoning_by_all_names(self._without_null(message)) for message in messages]
+        plain_messages = [_with_reasoning_by_all_names(self._without_null(message, read)) for message in messages]
         if self.takes_parts:
             plain_messages = [_with_parts(message) for message in plain_messages]
-        plain_tools = [map_text(tool, str) for tool in tools] or None
-        plain_variables = map_text(variables, str)
+        plain_tools = [map_text(tool, read) for tool in tools] or None
+        plain_variables = map_text(variables, read)
         return self._generate(
             {**plain_variables, "tools": plain_tools, "add_generation_prompt": add_generation_prompt}, plain_messages
         )
 
-    def _without_null(self, message: Message) -> dict[str, Any]:
+    def _without_null(self, message: Message, read: Callable[[str], str]) -> dict[str, Any]:
         """Return a plain copy of `message` without fields that are null, as `transformers` gives it to templates.
 
         Only calls without content have a null one where the template writes no others.
         """
-        plain = {key: map_text(value, str) for key, value in message.items() if value is not None}
+        plain = {key: value for key, value in map_text(message, read).items() if value is not None}
         if plain.get("tool_calls") and not plain.get("content") and self._writes_calls_beside_null_alone:
             plain["content"] = None
         return plain
@@ -215,7 +195,7 @@ class ChatTemplate:
             ArithmeticError,
             RecursionError,
         ) as error:
-            error_type = ChatRefusedError if isinstance(error, _RaisedByTemplateError) else ChatRenderingError
+            error_type = ChatRefusedError if isinstance(error, RaisedByTemplateError) else ChatRenderingError
             raise error_type(f"the chat template cannot render these messages: {error}") from error
         if room < 0:
             raise ChatTemplateError(
@@ -287,22 +267,3 @@ def json_text(value: object) -> str:
         raise ChatTemplateError(_TOO_DEEP) from error
     except (TypeError, ValueError) as error:
         raise ChatTemplateError(f"a message or a tool cannot be written as JSON: {error}.") from error
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
-) -> str:
-    """Dump as JSON; Jinja2's own filter would escape `<` and `&` for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _RaisedByTemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 - local time without a zone, as transformers gives it
