@@ -1,5 +1,6 @@
 """Assembles an `AsyncEngine`: an input processor, and the client of a core in a thread, a process or several."""
 
+import logging
 from collections.abc import Callable
 
 from infer_engine.assembly.core import WrapParts, build_core, load_tokenizer
@@ -12,6 +13,8 @@ from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 from infer_engine.structured.sandbox import GrammarSandbox, SandboxSetup
 from infer_models.text import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -72,6 +75,8 @@ def assemble_engine(
         info: what the core has loaded.
         stats: the core's statistics before its first step.
     """
+    if tokenizer.has_chat and (said := tokenizer.chat.left_out):
+        logger.warning("The chat template does not write everything that conversations may have: %s.", said)
     return AsyncEngine(
         core_client,
         build_input_processor(tokenizer, config, info),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from infer_models.text.chat.conversation import Change, Conversation
+from infer_models.text.chat.left_out import said_of
 from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from infer_models.text.chat.renderer import ChatRenderer
 from infer_models.text.chat.special_tokens import (
@@ -17,6 +18,7 @@ from infer_models.text.chat.special_tokens import (
     SpecialTokenScanner,
     visible_characters,
 )
+from infer_models.text.chat.switches import Switches
 from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, map_text
 from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS, tool_call_format_of
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
@@ -102,6 +104,7 @@ class ChatEncoder:
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(tool_template.source)
         self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
+        self._switches, self._switches_with_tools = Switches(template), Switches(tool_template)
         self._encoder = encoder
         markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, tool_template.source, *markers]
@@ -122,13 +125,18 @@ class ChatEncoder:
         """Whether the template tells the model about tools."""
         return self._renderer.knows_tools
 
+    @property
+    def left_out(self) -> str:
+        """What the template leaves out of conversations without a word, and what becomes of it; empty for nothing."""
+        return said_of(self._renderer.parts_left_out)
+
     def render(self, chat: Conversation) -> str:
         """Return the prompt's text.
 
         Raises:
             ChatTemplateError: the template refuses the conversation, in every form.
         """
-        return self._renderer.fit(chat)[1]
+        return self._renderer.fit(self._switched(chat))[1]
 
     def encode(self, chat: Conversation, *, max_tokens: int | None = None) -> EncodedChat:
         """Return the prompt's ids. Nothing in messages, tools and variables becomes a control token.
@@ -140,6 +148,7 @@ class ChatEncoder:
             ChatTemplateError: the template refuses the conversation, or a role is no plain name.
             TextTooLongError: there are more than `max_tokens` ids.
         """
+        chat = self._switched(chat)
         try:
             change, text = self._renderer.fit(chat)
         except ChatRenderingError:
@@ -181,6 +190,10 @@ class ChatEncoder:
             return self._read(self._renderer.fit(marked)[1], marks)
         except ChatRenderingError:
             return None
+
+    def _switched(self, chat: Conversation) -> Conversation:
+        switches = self._switches_with_tools if chat.tools else self._switches
+        return replace(chat, variables=switches.of(chat.variables))
 
     def _read_marked(self, chat: Conversation, change: Change) -> _Reading:
         """Return the text of `chat` with marks: the control tokens in it were written by the template."""

@@ -7,6 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 import jinja2
+import jinja2.meta
+from jinja2 import nodes
 
 from infer_models.text.chat.sandbox import RaisedByTemplateError, TemplateSandbox
 
@@ -26,6 +28,8 @@ FIELD_NAMES = frozenset(
 _MAX_CHARACTERS = 64 * 2**20
 
 _PROBE = "71830"  # a message's text, to see whether a template writes it; without letters, which it may change
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 _TOO_DEEP = "a message or a tool is nested too deeply; send it with fewer levels."
 
@@ -100,10 +104,10 @@ class ChatTemplate:
             if name in self.reserved_names or not name.isidentifier():
                 raise ChatTemplateError(f"the template's variable `{name[:40]}` cannot be set; leave it out.")
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
-        plain_messages = [_with_reasoning_by_all_names(self._without_null(message, read)) for message in messages]
+        plain_messages = [self._with_reasoning(self._without_null(message, read)) for message in messages]
         if self.takes_parts:
             plain_messages = [_with_parts(message) for message in plain_messages]
-        plain_tools = [map_text(tool, read) for tool in tools] or None
+        plain_tools = [map_text(tool, read) for tool in tools] or self._no_tools
         plain_variables = map_text(variables, read)
         return self._generate(
             {**plain_variables, "tools": plain_tools, "add_generation_prompt": add_generation_prompt}, plain_messages
@@ -120,6 +124,12 @@ class ChatTemplate:
         return plain
 
     @cached_property
+    def _no_tools(self) -> list[Any] | None:
+        """What stands for no tools: None as with `transformers`, unless the template takes an empty list alone."""
+        question: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+        return [] if self._try(question) is None and self._try(question, tools=[]) is not None else None
+
+    @cached_property
     def _writes_calls_beside_null_alone(self) -> bool:
         call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
         message: dict[str, object] = {"role": "assistant", "tool_calls": [call]}
@@ -129,31 +139,41 @@ class ChatTemplate:
         )
 
     @cached_property
-    def dropped_roles(self) -> frozenset[str]:
-        """The roles besides the user's and the assistant's whose messages the template leaves out without a word."""
-        question: dict[str, object] = {"role": "user", "content": "Hi"}
-        return frozenset(
-            role
-            for role in ("system", "developer", "function")
-            if self._renders(said := {**question, "role": role, "content": _PROBE}, question)
-            and not self._writes_probe(said, question)
-            and not (self.takes_parts and self._writes_probe(_with_parts(said), _with_parts(question)))
-        )
+    def variable_names(self) -> frozenset[str]:
+        """The names of variables that the template reads without having set them."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self._tree))
 
     @cached_property
-    def drops_parallel_calls(self) -> bool:
-        """Whether the template writes the first call of an answer alone, and leaves out the others without a word."""
-        calls = [
-            {"id": f"callid{index:03}", "type": "function", "function": {"name": f"{_PROBE}{index}", "arguments": {}}}
-            for index in range(2)
-        ]
-        asked: dict[str, object] = {"role": "user", "content": "Hi"}
-        answer: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
-        results: list[dict[str, object]] = [
-            {"role": "tool", "tool_call_id": call["id"], "content": "-"} for call in calls
-        ]
-        text = self._try([asked, answer, *results]) or ""
-        return f"{_PROBE}0" in text and f"{_PROBE}1" not in text
+    def words(self) -> frozenset[str]:
+        """The texts in the template's expressions: what it compares with, and the fields that it reads."""
+        constants = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return frozenset(constants | {node.attr for node in self._tree.find_all(nodes.Getattr)})
+
+    @property
+    def _tree(self) -> nodes.Template:
+        return TemplateSandbox().parse(self.source)
+
+    def leaves_out(self, text: str, messages: Sequence[Message]) -> bool:
+        """Return whether the template renders `messages`, but without `text`, which is in one of them."""
+        try:
+            return text not in self.render(messages)
+        except ChatTemplateError:
+            return False
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return `message` with its reasoning under the names that `transformers` gives it, and the template's."""
+        reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+        if reasoning is None:
+            return message
+        named = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        return named if self._own_reasoning is None else {self._own_reasoning: reasoning, **named}
+
+    @cached_property
+    def _own_reasoning(self) -> str | None:
+        """The name of reasoning that the template reads in place of those of `transformers`."""
+        if not self.words.isdisjoint(("reasoning_content", "thinking")):
+            return None
+        return next((name for name in ("reasoning", "thought") if name in self.words), None)
 
     @cached_property
     def takes_parts(self) -> bool:
@@ -167,12 +187,9 @@ class ChatTemplate:
     def _writes_probe(self, *messages: dict[str, object]) -> bool:
         return _PROBE in (self._try(messages) or "")
 
-    def _renders(self, *messages: dict[str, object]) -> bool:
-        return self._try(messages) is not None
-
-    def _try(self, messages: Sequence[dict[str, object]]) -> str | None:
+    def _try(self, messages: Sequence[dict[str, object]], tools: list[Any] | None = None) -> str | None:
         try:
-            return self._generate({"tools": None, "add_generation_prompt": True}, list(messages))
+            return self._generate({"tools": tools, "add_generation_prompt": True}, list(messages))
         except ChatTemplateError:
             return None
 
@@ -203,13 +220,6 @@ class ChatTemplate:
                 "shorter ones."
             )
         return "".join(pieces)
-
-
-def _with_reasoning_by_all_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message` with its reasoning under the name that templates read, and for gpt-oss's as `thinking`."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
