@@ -75,8 +75,6 @@ def assemble_engine(
         info: what the core has loaded.
         stats: the core's statistics before its first step.
     """
-    if tokenizer.has_chat and (said := tokenizer.chat.left_out):
-        logger.warning("The chat template does not write everything that conversations may have: %s.", said)
     return AsyncEngine(
         core_client,
         build_input_processor(tokenizer, config, info),
@@ -95,7 +93,9 @@ def assemble_engine(
 
 
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
-    """Return the input processor for the core that `info` describes."""
+    """Return the input processor for the core that `info` describes; says what its chat template leaves out."""
+    if tokenizer.has_chat and (said := tokenizer.chat.left_out):
+        logger.warning("The chat template does not write everything that conversations may have: %s.", said)
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, has_states=info.num_state_slots > 0)
     return InputProcessor(
         tokenizer,
