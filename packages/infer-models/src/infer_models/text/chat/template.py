@@ -149,7 +149,7 @@ class ChatTemplate:
         constants = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return frozenset(constants | {node.attr for node in self._tree.find_all(nodes.Getattr)})
 
-    @property
+    @cached_property
     def _tree(self) -> nodes.Template:
         return TemplateSandbox().parse(self.source)
 
