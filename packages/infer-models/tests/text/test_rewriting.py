@@ -149,11 +149,56 @@ def test_a_message_that_a_template_leaves_out_silently_has_the_older_name(role: 
     assert turns(known, user(), {"role": role, "content": "B"})[-1] == f"{there}:B"
 
 
-def test_that_system_messages_are_lost_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_system_messages_are_lost_where_a_template_leaves_out_all_of_them_and_that_is_said() -> None:
     tokenizer = family_tokenizer(TURNS.replace("in messages", "in messages if m.role == 'user'"))
-    for _ in range(2):
-        assert "A" not in tokenizer.render_chat([system("A"), user()])
-    assert [record.message[:39] for record in caplog.records] == ["The chat template leaves out system mes"]
+    assert "A" not in tokenizer.render_chat([system("A"), user()])
+    assert tokenizer.chat.left_out.startswith("system messages (lost), ")
+
+
+FIRST = (
+    "{% set has = messages[0].role == 'system' %}{{ messages[0].content if has }}"
+    "{% set rest = messages[1:] if has else messages %}" + TURNS.replace("in messages", "in rest if m.role != 'system'")
+)
+LAST = "{% for m in messages if m.role == 'system' %}{{ m.content if loop.last }}{% endfor %}" + TURNS.replace(
+    "in messages", "in messages if m.role != 'system'"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        (FIRST, [system("A"), system("B"), user()], "A\n\nB<|im_start|>user:u<|im_end|>"),
+        (FIRST, [system("A"), user(), said(), system("B")], "assistant:a<|im_end|><|im_start|>user:B<|im_end|>"),
+        (FIRST, [user(), system("B")], "<|im_start|>user:u<|im_end|><|im_start|>user:B<|im_end|>"),
+        (LAST, [system("A"), system("B"), user()], "A\n\nB<|im_start|>user:u<|im_end|>"),
+        (LAST, [system("A"), user(), system("B")], "A<|im_start|>user:u<|im_end|><|im_start|>user:B<|im_end|>"),
+        (LAST, [user(), system("B")], "B<|im_start|>user:u<|im_end|>"),
+    ],
+)  # fmt: skip
+def test_system_messages_that_a_template_leaves_out_silently_are_in_the_prompt(
+    template: str, messages: list[Message], expected: str
+) -> None:
+    text = family_tokenizer(template).render_chat(messages, add_generation_prompt=False)
+    assert text.endswith(expected)
+
+
+HARMONY = (
+    "{% for m in messages %}{% if m.tool_calls %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "<|im_start|>analysis:{{ m.content or m.thinking }}<|im_end|>"
+    "<|im_start|>call:{{ m.tool_calls[0].function.name }}<|im_end|>"
+    "{% elif m.role == 'tool' %}<|im_start|>functions:{{ m.content }}<|im_end|>"
+    "{% else %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endif %}{% endfor %}{{ tools | tojson }}"
+)
+
+
+def test_words_beside_thinking_and_a_call_become_thinking_where_a_template_refuses_all_three() -> None:
+    answer = {**calling("1"), "content": "I look.", "reasoning_content": "A tool."}
+    text = family_tokenizer(HARMONY).render_chat([user(), answer, result()], add_generation_prompt=False)
+    assert "analysis:A tool.\n\nI look.<|im_end|><|im_start|>call:" in text
+    assert "<|im_start|>functions:" in text
+    alone = family_tokenizer(HARMONY).render_chat([user(), {**answer, "content": ""}, result()])
+    assert "analysis:A tool.<|im_end|>" in alone
 
 
 def test_the_error_is_the_templates_own_refusal() -> None:

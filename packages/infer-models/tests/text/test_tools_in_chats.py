@@ -202,8 +202,9 @@ def test_parallel_calls_become_turns_of_one_call_where_all_but_the_first_are_lef
     text = chat.render(asked)
     assert text == chat.render(one)
     assert text.index("functions.f1<") < text.index('"a"') < text.index("functions.f2<") < text.index('"b"')
-    assert not family_tokenizer(HERMES).chat.template.drops_parallel_calls
-    assert not family_tokenizer(LLAMA_3).chat.template.drops_parallel_calls  # it says that it refuses them
+    assert "all calls of an answer but the first (turns of their own)" in chat.left_out
+    assert "all calls" not in family_tokenizer(HERMES).chat.left_out
+    assert "all calls" not in family_tokenizer(LLAMA_3).chat.left_out  # it says that it refuses them
 
 
 def test_calls_that_are_refused_in_every_form_become_text() -> None:

@@ -1,5 +1,6 @@
 """Assembles an `AsyncEngine`: an input processor, and the client of a core in a thread, a process or several."""
 
+import logging
 from collections.abc import Callable
 
 from infer_engine.assembly.core import WrapParts, build_core, load_tokenizer
@@ -12,6 +13,8 @@ from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import EngineConfig, EngineInfo, EngineStats
 from infer_engine.structured.sandbox import GrammarSandbox, SandboxSetup
 from infer_models.text import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -90,7 +93,9 @@ def assemble_engine(
 
 
 def build_input_processor(tokenizer: Tokenizer, config: EngineConfig, info: EngineInfo) -> InputProcessor:
-    """Return the input processor for the core that `info` describes."""
+    """Return the input processor for the core that `info` describes; says what its chat template leaves out."""
+    if tokenizer.has_chat and (said := tokenizer.chat.left_out):
+        logger.warning("The chat template does not write everything that conversations may have: %s.", said)
     limits = InputLimits(vocab_size=info.vocab_size, max_seq_len=info.max_seq_len, has_states=info.num_state_slots > 0)
     return InputProcessor(
         tokenizer,

@@ -16,6 +16,7 @@ from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, 
 from infer_models.text import CHANNEL_CALLS, TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
 _SHORT_ID_LENGTH = 9
+_SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{_SHORT_ID_LENGTH}}}")
 _TOOL_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}")
 
 
@@ -198,7 +199,7 @@ class ChatFormats:
     def _template_id(self, call_id: str) -> str:
         """Return an id as the template gets it: Mistral's refuse any that are not nine letters and digits."""
         call_format = self._chat.tool_call_format
-        if call_format is None or not call_format.name.startswith("mistral"):
+        if call_format is None or not call_format.name.startswith("mistral") or _SHORT_ID.fullmatch(call_id):
             return call_id
         return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT_ID_LENGTH]
 

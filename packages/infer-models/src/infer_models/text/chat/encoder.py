@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from infer_models.text.chat.conversation import Change, Conversation
+from infer_models.text.chat.left_out import said_of
 from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from infer_models.text.chat.renderer import ChatRenderer
 from infer_models.text.chat.special_tokens import (
     MessageMarks,
-    SeenTexts,
     SpecialToken,
     SpecialTokenScanner,
-    distinctive_characters,
-    holds_any,
     visible_characters,
 )
-from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, ChatTemplateError, map_text
+from infer_models.text.chat.switches import Switches
+from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, map_text
 from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS, tool_call_format_of
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
-from infer_models.text.slicing import change_in_slices
 
 if TYPE_CHECKING:
     from infer_models.text.chat.call_format import ToolCallFormat
@@ -65,26 +63,11 @@ class _Reading:
     def control_ids(self) -> list[int]:
         return [piece.token_id for piece in self.pieces if isinstance(piece, SpecialToken)]
 
-    def agrees_with(self, other: "_Reading") -> bool:
-        return self.control_ids == other.control_ids and self.reasoning is other.reasoning
-
     def plain_pieces(self) -> list[str | SpecialToken]:
         """Return the pieces without marks."""
         if self.marks is None:
             return self.pieces
         return [self.marks.unmark(piece) if isinstance(piece, str) else piece for piece in self.pieces]
-
-    def words(self) -> str:
-        """Return the text without marks, and without the difference between small and capital letters."""
-        return _caseless(self.text if self.marks is None else self.marks.unmark(self.text))
-
-    def is_cut_as(self, other: "_Reading") -> bool:
-        """Whether control tokens are between the same texts, but for small and capital letters."""
-        mine, others = (
-            [_caseless(piece) if isinstance(piece, str) else piece for piece in reading.plain_pieces()]
-            for reading in (self, other)
-        )
-        return mine == others
 
 
 class ChatEncoder:
@@ -121,6 +104,7 @@ class ChatEncoder:
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(tool_template.source)
         self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
+        self._switches, self._switches_with_tools = Switches(template), Switches(tool_template)
         self._encoder = encoder
         markers = () if self.reasoning_format is None else self.reasoning_format.markers
         sources = [template.source, tool_template.source, *markers]
@@ -130,7 +114,6 @@ class ChatEncoder:
         self._control_ids = frozenset(token.token_id for token in control_tokens)
         self._scanner = SpecialTokenScanner(control_tokens)
         contents = [*(token.content for token in control_tokens), *markers]
-        self._distinctive = distinctive_characters(contents)
         self._visible = visible_characters(contents)
         plain = with_control_tokens_as_text(tokenizer, self._control_ids)
         self._plain_encoder = TextEncoder(plain, max_bytes_per_token=max_bytes_per_token)
@@ -142,13 +125,18 @@ class ChatEncoder:
         """Whether the template tells the model about tools."""
         return self._renderer.knows_tools
 
+    @property
+    def left_out(self) -> str:
+        """What the template leaves out of conversations without a word, and what becomes of it; empty for nothing."""
+        return said_of(self._renderer.parts_left_out)
+
     def render(self, chat: Conversation) -> str:
         """Return the prompt's text.
 
         Raises:
             ChatTemplateError: the template refuses the conversation, in every form.
         """
-        return self._renderer.fit(chat)[1]
+        return self._renderer.fit(self._switched(chat))[1]
 
     def encode(self, chat: Conversation, *, max_tokens: int | None = None) -> EncodedChat:
         """Return the prompt's ids. Nothing in messages, tools and variables becomes a control token.
@@ -160,6 +148,7 @@ class ChatEncoder:
             ChatTemplateError: the template refuses the conversation, or a role is no plain name.
             TextTooLongError: there are more than `max_tokens` ids.
         """
+        chat = self._switched(chat)
         try:
             change, text = self._renderer.fit(chat)
         except ChatRenderingError:
@@ -170,7 +159,7 @@ class ChatEncoder:
                 token_ids=self._encode_pieces(own.plain_pieces(), max_tokens), reasoning=_reasoning_after(chat, own)
             )
         whole = self._read(text)
-        own = self._own_words(chat, whole, change)
+        own = self._read_marked(chat, change)
         reasoning = _reasoning_after(chat, own)
         # Not worth a try where messages spell control tokens; and a tokenizer may see more than the scanner does.
         if whole.control_ids == own.control_ids and not self._is_shifted(whole, own):
@@ -179,50 +168,6 @@ class ChatEncoder:
                 return EncodedChat(token_ids=token_ids, reasoning=reasoning)
         token_ids = self._encode_pieces(own.plain_pieces(), max_tokens)
         return EncodedChat(token_ids=token_ids, reasoning=reasoning)
-
-    def _own_words(self, chat: Conversation, whole: _Reading, change: Change) -> _Reading:
-        """Return the text of `chat`, which is `whole`, with marks: control tokens in it were written by the template.
-
-        With every character of control tokens marked that is certain. But a template that looks for words in messages,
-        or changes their letters, does not find them then: if that matters, only punctuation is marked, unless a control
-        token would be made of a message's letters between the template's punctuation. A template that takes the
-        thinking in earlier answers apart finds its marks, if it is certain that it writes all marks itself.
-        """
-        try:
-            strict = self._read_marked(chat, self._visible, change)
-        except ChatTemplateError:
-            return self._read_marked(chat, self._distinctive, change)
-        if strict.agrees_with(whole):
-            if not self._is_shifted(whole, strict):
-                return strict
-            readable = self._read_marked(chat, self._distinctive, change)
-            return readable if strict.words() != readable.words() else strict
-        taken_apart = self._read_taken_apart(chat, change)
-        if taken_apart is not None:
-            return taken_apart
-        readable = self._read_marked(chat, self._distinctive, change)
-        is_safe = strict.agrees_with(readable) or strict.words() != readable.words()
-        return readable if is_safe else strict
-
-    def _read_taken_apart(self, chat: Conversation, change: Change) -> _Reading | None:
-        """Return a reading in which the template sees the marks of thinking in answers; None if one is a message's own.
-
-        A mark that it passes on would be there more often if the message had it twice, or in a piece of some length not
-        at all. So the template itself writes the marks that all these readings have.
-        """
-        if self.reasoning_format is None:
-            return None
-        texts = (self.reasoning_format.begin, self.reasoning_format.end)
-        if not any(holds_any(texts, message) for message in chat.messages):
-            return None
-        try:
-            seen, *others = (
-                self._read_marked(chat, self._visible, change, seen=SeenTexts(texts=texts, pattern=pattern))
-                for pattern in ("T", "TT", "T.T.", ".T.T")
-            )
-        except ChatTemplateError:
-            return None
-        return seen if all(seen.agrees_with(each) for each in others) else None
 
     def _read_hidden(self, chat: Conversation) -> _Reading | None:
         """Return a reading of a conversation that is refused because it spells control tokens, which are hidden.
@@ -240,22 +185,23 @@ class ChatEncoder:
             map_text(value, look)
         if not is_spelled:
             return None
-        marks, marked = self._marked(chat, self._visible)
+        marks, marked = self._marked(chat)
         try:
             return self._read(self._renderer.fit(marked)[1], marks)
         except ChatRenderingError:
             return None
 
-    def _read_marked(
-        self, chat: Conversation, characters: Sequence[str], change: Change, seen: SeenTexts | None = None
-    ) -> _Reading:
-        marks, marked = self._marked(chat, characters, seen)
-        return self._read(self._renderer.render(change(marked)), marks)
+    def _switched(self, chat: Conversation) -> Conversation:
+        switches = self._switches_with_tools if chat.tools else self._switches
+        return replace(chat, variables=switches.of(chat.variables))
 
-    def _marked(
-        self, chat: Conversation, characters: Sequence[str], seen: SeenTexts | None = None
-    ) -> tuple[MessageMarks, Conversation]:
-        marks = MessageMarks(characters, [*chat.messages, *chat.tools, chat.variables], seen=seen)
+    def _read_marked(self, chat: Conversation, change: Change) -> _Reading:
+        """Return the text of `chat` with marks: the control tokens in it were written by the template."""
+        marks, marked = self._marked(chat)
+        return self._read(self._renderer.render(change(marked), read=marks.read), marks)
+
+    def _marked(self, chat: Conversation) -> tuple[MessageMarks, Conversation]:
+        marks = MessageMarks(self._visible, [*chat.messages, *chat.tools, chat.variables])
         marked = replace(
             chat,
             messages=marks.mark(chat.messages),
@@ -270,7 +216,7 @@ class ChatEncoder:
 
     def _is_shifted(self, whole: _Reading, own: _Reading) -> bool:
         """Return whether a message's characters may have moved one of the control tokens of `own`."""
-        return self._scanner.can_overlap and not own.is_cut_as(whole)
+        return self._scanner.can_overlap and own.plain_pieces() != whole.pieces
 
     def _encode_pieces(self, pieces: Sequence[str | SpecialToken], max_tokens: int | None) -> list[int]:
         """Return the ids of control tokens, and of the text between them, in which there are none."""
@@ -297,10 +243,6 @@ class ChatEncoder:
         if end.endswith(self.reasoning_format.begin):
             return ReasoningState.OPEN
         return ReasoningState.MAY_BEGIN
-
-
-def _caseless(text: str) -> str:
-    return change_in_slices(text, lambda piece: piece.upper().casefold())
 
 
 def _reasoning_after(chat: Conversation, reading: _Reading) -> ReasoningState:

@@ -1,15 +1,35 @@
 """`ChatRenderer`: from a conversation to a prompt's text, in the form that the chat template takes."""
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
 from infer_models.text.chat.call_arguments import arguments_rewritten
 from infer_models.text.chat.call_format import ToolCallFormat
 from infer_models.text.chat.conversation import Change, Conversation
+from infer_models.text.chat.left_out import (
+    DEVELOPER,
+    EARLIER_SYSTEM,
+    FUNCTION,
+    FURTHER_SYSTEM,
+    LATER_SYSTEM,
+    PARALLEL_CALLS,
+    SYSTEM,
+    Part,
+    parts_left_out,
+)
 from infer_models.text.chat.open_end import up_to_open_end, with_open_end
-from infer_models.text.chat.rewriting import OF_SYSTEM, applied, climb, one_call_in_a_turn
+from infer_models.text.chat.rewriting import (
+    OF_SYSTEM,
+    Rung,
+    applied,
+    climb,
+    first_system_messages_joined,
+    later_system_messages_as_users,
+    one_call_in_a_turn,
+    one_system_message,
+    roles_by_older_names,
+)
 from infer_models.text.chat.template import (
     ChatRefusedError,
     ChatRenderingError,
@@ -21,11 +41,14 @@ from infer_models.text.chat.template import (
 from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS
 from infer_models.text.chat.tool_prompt import complete, with_tools_as_text
 
-logger = logging.getLogger(__name__)
-
-_DROPPED_SYSTEM = (
-    "The chat template leaves out system messages, and so does the prompt; send their words as the user's."
-)
+_INSTEAD: dict[Part, Rung] = {
+    DEVELOPER: roles_by_older_names,
+    FUNCTION: roles_by_older_names,
+    FURTHER_SYSTEM: first_system_messages_joined,
+    EARLIER_SYSTEM: one_system_message,
+    LATER_SYSTEM: later_system_messages_as_users,
+}
+"""What is done to parts that a template leaves out."""
 
 
 class ChatRenderer:
@@ -98,20 +121,17 @@ class ChatRenderer:
 
     def _prepared(self, chat: Conversation) -> Conversation:
         """Return `chat` as its template can know it: no tools, roles and calls that it would leave out silently."""
-        template = self._tool_template if chat.tools else self._template
-        dropped = template.dropped_roles
-        roles = {each.get("role") for each in chat.messages}
+        left_out = self.parts_left_out if chat.tools else self._parts_left_out_without_tools
         is_described = bool(chat.tools) and not self.knows_tools
-        if not self.knows_tools and (chat.tools or (chat.has_calls and not template.writes_calls)):
+        if not self.knows_tools and (chat.tools or (chat.has_calls and not self._template.writes_calls)):
             chat = self._with_tools_as_text(chat)
-        elif chat.has_calls and template.drops_parallel_calls:
+        elif chat.has_calls and PARALLEL_CALLS in left_out:
             chat = replace(chat, messages=one_call_in_a_turn(chat.messages))
-        if is_described or roles & dropped - {"system"}:
-            rungs = OF_SYSTEM if "system" in dropped else OF_SYSTEM[:1]
-            return replace(chat, messages=applied(rungs, chat.messages))
-        if "system" in roles & dropped:  # as with `transformers`
-            assert self._has_said_that_system_is_lost
-        return chat
+        rungs = [rung for part, rung in _INSTEAD.items() if part in left_out]
+        roles = {each.get("role") for each in chat.messages}
+        if SYSTEM in left_out and (is_described or roles & {"developer", "function"}):
+            rungs += OF_SYSTEM
+        return replace(chat, messages=applied(rungs, chat.messages)) if rungs else chat
 
     def _with_calls_as_text(self, chat: Conversation) -> Conversation:
         """Return `chat` for a template that is told of tools, but refuses calls or results."""
@@ -124,12 +144,19 @@ class ChatRenderer:
         return with_tools_as_text(messages, tools, self._tool_call_format)
 
     @cached_property
-    def _has_said_that_system_is_lost(self) -> bool:
-        logger.warning(_DROPPED_SYSTEM)
-        return True
+    def parts_left_out(self) -> tuple[Part, ...]:
+        """The parts of conversations that the template leaves out without a word, where they have tools."""
+        return self._left_out_of(self._tool_template)
 
-    def render(self, chat: Conversation) -> str:
-        """Return the text of `chat` as it is.
+    @cached_property
+    def _parts_left_out_without_tools(self) -> tuple[Part, ...]:
+        return self.parts_left_out if self._tool_template is self._template else self._left_out_of(self._template)
+
+    def _left_out_of(self, template: ChatTemplate) -> tuple[Part, ...]:
+        return tuple(part for part in parts_left_out(template) if self.knows_tools or not part.of_tools)
+
+    def render(self, chat: Conversation, *, read: Callable[[str], str] = str) -> str:
+        """Return the text of `chat` as it is; the template gets of each text what `read` makes of it.
 
         Raises:
             ChatTemplateError: the template refuses it.
@@ -140,6 +167,7 @@ class ChatRenderer:
             tools=chat.tools,
             variables=chat.variables,
             add_generation_prompt=chat.add_generation_prompt,
+            read=read,
         )
         return up_to_open_end(text) if chat.continue_final_message else text
 

@@ -79,6 +79,19 @@ def first_system_messages_joined(messages: Messages) -> list[Message]:
     return [*_joined(messages[:num_first]), *messages[num_first:]]
 
 
+def words_beside_thinking_as_thinking(messages: Messages) -> list[Message]:
+    """Put words between thinking and calls into the thinking."""
+    written: list[Message] = []
+    for message in messages:
+        name = next((each for each in ("reasoning_content", "thinking", "reasoning") if message.get(each)), None)
+        if name is not None and message.get("content") and _calls_of(message):
+            whole = _both(message[name], message["content"])
+            written.append({**message, name: whole, "content": ""})
+        else:
+            written.append(message)
+    return written
+
+
 def turns_joined(messages: Messages) -> list[Message]:
     """Make one turn of those of one author that follow each other; calls wait for their results."""
     written: list[Message] = []
@@ -166,6 +179,13 @@ def later_system_messages_as_users(messages: Messages) -> list[Message]:
     return [*messages[:num_first], *later]
 
 
+def one_system_message(messages: Messages) -> list[Message]:
+    """Make one system message of those at the beginning, and the later ones the user's, where there are several."""
+    if sum(each.get("role") == "system" for each in messages) < 2:
+        return list(messages)
+    return later_system_messages_as_users(first_system_messages_joined(messages))
+
+
 def first_system_messages_as_users(messages: Messages) -> list[Message]:
     """Put the system messages at the beginning into the user's first turn, or into one of their own."""
     num_first = _num_first(messages)
@@ -186,6 +206,7 @@ def question_after_last_answer(messages: Messages) -> list[Message]:
 
 _LEAST_FIRST: tuple[Rung, ...] = (
     no_content_as_empty_text,
+    words_beside_thinking_as_thinking,
     roles_by_older_names,
     first_system_messages_joined,
     turns_joined,
@@ -203,8 +224,10 @@ _LEAST_FIRST: tuple[Rung, ...] = (
 _IN_ORDER: tuple[Rung, ...] = (
     no_content_as_empty_text,
     roles_by_older_names,
+    words_beside_thinking_as_thinking,
     one_call_in_a_turn,
     results_without_calls_as_text,
+    one_system_message,
     first_system_messages_joined,
     later_system_messages_as_users,
     first_system_messages_as_users,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infer_models.text.chat.marked_text import MarkedText
 from infer_models.text.chat.template import ChatTemplateError, Message, map_text
 from infer_models.text.slicing import SLICE_LENGTH, change_in_slices, slices
 
@@ -31,17 +32,6 @@ class SpecialToken:
     strips_right: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenTexts:
-    """Texts that a template shall see in the assistant's messages, each written as `pattern` says.
-
-    In `pattern` a `T` is the text and a `.` a character that occurs nowhere else.
-    """
-
-    texts: Sequence[str]
-    pattern: str
-
-
 class MessageMarks:
     """Marks the characters of messages and tools that special tokens are made of, to tell them from the template's own.
 
@@ -49,8 +39,8 @@ class MessageMarks:
     template. White space stays, so templates can still trim, test and measure their messages.
     """
 
-    def __init__(self, characters: Collection[str], values: Iterable[object], *, seen: SeenTexts | None = None) -> None:
-        """Choose characters that do not occur in `values` to stand for `characters`; `seen` stays to be seen.
+    def __init__(self, characters: Collection[str], values: Iterable[object]) -> None:
+        """Choose characters that do not occur in `values` to stand for `characters`.
 
         Raises:
             ChatTemplateError: there are too few characters that do not occur in `values`.
@@ -67,14 +57,10 @@ class MessageMarks:
             map_text(value, note_characters)
         free = (character for character in map(chr, itertools.chain(*_MARKS)) if character not in used)
         marks = dict(zip(characters, free, strict=False))
-        filler = next(free, None)
-        if len(marks) < len(characters) or filler is None:
+        if len(marks) < len(characters):
             raise ChatTemplateError("the messages hold all of Unicode's private characters; leave some out.")
         self._to_marks = str.maketrans(marks)
-        self._from_marks = str.maketrans({filler: "", **{mark: character for character, mark in marks.items()}})
-        self._seen = seen or SeenTexts(texts=(), pattern="")
-        self._seen_text = re.compile("|".join(map(re.escape, self._seen.texts)) or "(?!)")
-        self._filler = filler
+        self._from_marks = str.maketrans({mark: character for character, mark in marks.items()})
 
     def mark(self, messages: Sequence[Message]) -> list[Message]:
         """Return `messages` with the characters replaced everywhere but in roles, which templates compare.
@@ -88,9 +74,6 @@ class MessageMarks:
             if isinstance(role, str) and not _ROLE.fullmatch(role):
                 raise ChatTemplateError(f"`role` is {role!r}; it must be a plain name such as `user`.")
             fields = self.mark_value(message)
-            content = message.get("content")
-            if role == "assistant" and isinstance(content, str):
-                fields["content"] = self._mark_answer(content)
             marked.append(fields if role is None else {**fields, "role": role})
         return marked
 
@@ -98,18 +81,13 @@ class MessageMarks:
         """Return a copy of JSON-like `value` with the characters replaced in all its texts."""
         return map_text(value, lambda text: _translate(text, self._to_marks))
 
-    def _mark_answer(self, text: str) -> str:
-        pieces: list[str] = []
-        end = 0
-        for match in self._seen_text.finditer(text):
-            seen = self._seen.pattern.replace(".", self._filler).replace("T", match[0])
-            pieces += [_translate(text[end : match.start()], self._to_marks), seen]
-            end = match.end()
-        return "".join([*pieces, _translate(text[end:], self._to_marks)])
-
     def unmark(self, text: str) -> str:
         """Return `text` with the characters that `mark` replaced."""
         return _translate(text, self._from_marks)
+
+    def read(self, text: str) -> str:
+        """Return a text with marks as templates shall get it, who look for words in it."""
+        return MarkedText(text, self.unmark(text), self._to_marks)
 
 
 class SpecialTokenScanner:
@@ -156,26 +134,10 @@ class SpecialTokenScanner:
                 start = end
 
 
-def holds_any(texts: Iterable[str], message: Message) -> bool:
-    """Return whether an answer of the assistant holds one of `texts`."""
-    content = message.get("content")
-    return message.get("role") == "assistant" and isinstance(content, str) and any(text in content for text in texts)
-
-
 def visible_characters(texts: Iterable[str]) -> list[str]:
     """Return all characters of `texts` but white space, and those that `upper` and `lower` turn into them."""
     found = {character for character in "".join(texts) if not character.isspace()}
     return sorted(found.union("".join(found).lower(), "".join(found).upper(), _LETTERS_THAT_BECOME_ASCII))
-
-
-def distinctive_characters(texts: Iterable[str]) -> list[str]:
-    """Return the characters by which control tokens are told from most text: punctuation, if they begin and end so."""
-    found: set[str] = set()
-    for text in texts:
-        visible = "".join(text.split())
-        punctuation = {character for character in visible if not character.isalnum()}
-        found |= punctuation if punctuation.issuperset((visible[:1], visible[-1:])) else set(visible)
-    return sorted(found)
 
 
 def _can_overlap(texts: Collection[str]) -> bool:

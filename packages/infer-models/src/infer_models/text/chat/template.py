@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from infer_models.text.chat.sandbox import RaisedByTemplateError, TemplateSandbox
 
 Message = Mapping[str, object]
 Tool = Mapping[str, object]
@@ -29,6 +28,8 @@ FIELD_NAMES = frozenset(
 _MAX_CHARACTERS = 64 * 2**20
 
 _PROBE = "71830"  # a message's text, to see whether a template writes it; without letters, which it may change
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 _TOO_DEEP = "a message or a tool is nested too deeply; send it with fewer levels."
 
@@ -53,20 +54,6 @@ class ChatRefusedError(ChatRenderingError):
     """The chat template refuses these messages on purpose, by `raise_exception`."""
 
 
-class _RaisedByTemplateError(jinja2.TemplateError):
-    """Raised by `raise_exception` in a template."""
-
-
-class _GenerationBlock(Extension):
-    """Renders `{% generation %}...{% endgeneration %}`, which marks a model's words for training, as its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
     """A compiled template. Renders as `transformers` does: the same white space, functions, filters and sandbox.
 
@@ -83,14 +70,9 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateSyntaxError: `source` is no Jinja2 template.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self.source = source
         self.reserved_names = frozenset({"messages", "tools", "add_generation_prompt", *variables})
-        self._template = environment.from_string(source)
+        self._template = TemplateSandbox().from_string(source)
         self._variables = dict(variables)
         self._max_characters = max_characters
 
@@ -101,6 +83,7 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, object] = MappingProxyType({}),
         add_generation_prompt: bool = True,
+        read: Callable[[str], str] = str,
     ) -> str:
         """Return the prompt's text; with `add_generation_prompt` it ends where the answer begins.
 
@@ -109,6 +92,7 @@ class ChatTemplate:
             tools: functions that the model may call, as OpenAI's API describes them.
             variables: further variables of the template, such as `enable_thinking` and `documents`.
             add_generation_prompt: end the text where the answer begins.
+            read: makes of each text in the other arguments what the template gets of it.
 
         Raises:
             ChatTemplateError: the template refuses the messages, fails on them, or writes too much; or one of
@@ -118,26 +102,32 @@ class ChatTemplate:
             if name in self.reserved_names or not name.isidentifier():
                 raise ChatTemplateError(f"the template's variable `{name[:40]}` cannot be set; leave it out.")
         # The template gets plain copies: nothing of the caller's can be reached, let alone changed, from the sandbox.
-        plain_messages = [_with_reasoning_by_all_names(self._without_null(message)) for message in messages]
+        plain_messages = [self._with_reasoning(self._without_null(message, read)) for message in messages]
         if self.takes_parts:
             plain_messages = [_with_parts(message) for message in plain_messages]
         if self.takes_thinking_parts:
             plain_messages = [_with_thinking_part(message) for message in plain_messages]
-        plain_tools = [map_text(tool, str) for tool in tools] or None
-        plain_variables = map_text(variables, str)
+        plain_tools = [map_text(tool, read) for tool in tools] or self._no_tools
+        plain_variables = map_text(variables, read)
         return self._generate(
             {**plain_variables, "tools": plain_tools, "add_generation_prompt": add_generation_prompt}, plain_messages
         )
 
-    def _without_null(self, message: Message) -> dict[str, Any]:
+    def _without_null(self, message: Message, read: Callable[[str], str]) -> dict[str, Any]:
         """Return a plain copy of `message` without fields that are null, as `transformers` gives it to templates.
 
         Only calls without content have a null one where the template writes no others.
         """
-        plain = {key: map_text(value, str) for key, value in message.items() if value is not None}
+        plain = {key: value for key, value in map_text(message, read).items() if value is not None}
         if plain.get("tool_calls") and not plain.get("content") and self._writes_calls_beside_null_alone:
             plain["content"] = None
         return plain
+
+    @cached_property
+    def _no_tools(self) -> list[Any] | None:
+        """What stands for no tools: None as with `transformers`, unless the template takes an empty list alone."""
+        question: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+        return [] if self._try(question) is None and self._try(question, tools=[]) is not None else None
 
     @cached_property
     def _writes_calls_beside_null_alone(self) -> bool:
@@ -149,16 +139,9 @@ class ChatTemplate:
         )
 
     @cached_property
-    def dropped_roles(self) -> frozenset[str]:
-        """The roles besides the user's and the assistant's whose messages the template leaves out without a word."""
-        question: dict[str, object] = {"role": "user", "content": "Hi"}
-        return frozenset(
-            role
-            for role in ("system", "developer", "function")
-            if self._renders(said := {**question, "role": role, "content": _PROBE}, question)
-            and not self._writes_probe(said, question)
-            and not (self.takes_parts and self._writes_probe(_with_parts(said), _with_parts(question)))
-        )
+    def variable_names(self) -> frozenset[str]:
+        """The names of variables that the template reads without having set them."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self._tree))
 
     @cached_property
     def writes_calls(self) -> bool:
@@ -171,19 +154,36 @@ class ChatTemplate:
         return f"{_PROBE}0" in text and f"{_PROBE}1" in text
 
     @cached_property
-    def drops_parallel_calls(self) -> bool:
-        """Whether the template writes the first call of an answer alone, and leaves out the others without a word."""
-        calls = [
-            {"id": f"callid{index:03}", "type": "function", "function": {"name": f"{_PROBE}{index}", "arguments": {}}}
-            for index in range(2)
-        ]
-        asked: dict[str, object] = {"role": "user", "content": "Hi"}
-        answer: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
-        results: list[dict[str, object]] = [
-            {"role": "tool", "tool_call_id": call["id"], "content": "-"} for call in calls
-        ]
-        text = self._try([asked, answer, *results]) or ""
-        return f"{_PROBE}0" in text and f"{_PROBE}1" not in text
+    def words(self) -> frozenset[str]:
+        """The texts in the template's expressions: what it compares with, and the fields that it reads."""
+        constants = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return frozenset(constants | {node.attr for node in self._tree.find_all(nodes.Getattr)})
+
+    @cached_property
+    def _tree(self) -> nodes.Template:
+        return TemplateSandbox().parse(self.source)
+
+    def leaves_out(self, text: str, messages: Sequence[Message]) -> bool:
+        """Return whether the template renders `messages`, but without `text`, which is in one of them."""
+        try:
+            return text not in self.render(messages)
+        except ChatTemplateError:
+            return False
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return `message` with its reasoning under the names that `transformers` gives it, and the template's."""
+        reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+        if reasoning is None:
+            return message
+        named = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        return named if self._own_reasoning is None else {self._own_reasoning: reasoning, **named}
+
+    @cached_property
+    def _own_reasoning(self) -> str | None:
+        """The name of reasoning that the template reads in place of those of `transformers`."""
+        if not self.words.isdisjoint(("reasoning_content", "thinking")):
+            return None
+        return next((name for name in ("reasoning", "thought") if name in self.words), None)
 
     @cached_property
     def takes_parts(self) -> bool:
@@ -209,12 +209,9 @@ class ChatTemplate:
     def _writes_probe(self, *messages: dict[str, object]) -> bool:
         return _PROBE in (self._try(messages) or "")
 
-    def _renders(self, *messages: dict[str, object]) -> bool:
-        return self._try(messages) is not None
-
-    def _try(self, messages: Sequence[dict[str, object]]) -> str | None:
+    def _try(self, messages: Sequence[dict[str, object]], tools: list[Any] | None = None) -> str | None:
         try:
-            return self._generate({"tools": None, "add_generation_prompt": True}, list(messages))
+            return self._generate({"tools": tools, "add_generation_prompt": True}, list(messages))
         except ChatTemplateError:
             return None
 
@@ -237,7 +234,7 @@ class ChatTemplate:
             ArithmeticError,
             RecursionError,
         ) as error:
-            error_type = ChatRefusedError if isinstance(error, _RaisedByTemplateError) else ChatRenderingError
+            error_type = ChatRefusedError if isinstance(error, RaisedByTemplateError) else ChatRenderingError
             raise error_type(f"the chat template cannot render these messages: {error}") from error
         if room < 0:
             raise ChatTemplateError(
@@ -245,13 +242,6 @@ class ChatTemplate:
                 "shorter ones."
             )
         return "".join(pieces)
-
-
-def _with_reasoning_by_all_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Return `message` with its reasoning under the name that templates read, and for gpt-oss's as `thinking`."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _with_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,22 +308,3 @@ def json_text(value: object) -> str:
         raise ChatTemplateError(_TOO_DEEP) from error
     except (TypeError, ValueError) as error:
         raise ChatTemplateError(f"a message or a tool cannot be written as JSON: {error}.") from error
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - templates may pass it by position
-) -> str:
-    """Dump as JSON; Jinja2's own filter would escape `<` and `&` for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _RaisedByTemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 - local time without a zone, as transformers gives it
