@@ -278,17 +278,34 @@ def test_a_head_that_is_equal_stays_tied(tmp_path: Path, caplog: pytest.LogCaptu
     assert_same(tmp_path)
 
 
-@pytest.mark.parametrize("stored", ["lm_head.weight", "model.embed_tokens.weight"])
-@pytest.mark.parametrize("says_tied", [True, False])
-def test_a_table_that_is_alone_serves_both(tmp_path: Path, stored: str, *, says_tied: bool) -> None:
-    twin = save_tiny("llama", tmp_path, tie_word_embeddings=True)
-    path = tmp_path / "model.safetensors"
+def save_with_one_table(folder: Path, stored: str) -> Any:
+    """Save a tied model whose one table has the name `stored`."""
+    twin = save_tiny("llama", folder, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
     tensors = load_file(path)
     tensors[stored] = tensors.pop("model.embed_tokens.weight")
     save_file(tensors, path, metadata={"format": "pt"})
+    return twin
+
+
+TABLES = pytest.mark.parametrize("stored", ["lm_head.weight", "model.embed_tokens.weight"])
+
+
+@TABLES
+@pytest.mark.parametrize("says_tied", [True, None])
+def test_a_table_that_is_alone_serves_both(tmp_path: Path, stored: str, says_tied: bool | None) -> None:  # noqa: FBT001
+    twin = save_with_one_table(tmp_path, stored)
     edit(tmp_path, tie_word_embeddings=says_tied)
     with torch.no_grad():
         torch.testing.assert_close(ours(tmp_path), twin(IDS[None]).logits[0], rtol=0, atol=1e-4)
+
+
+@TABLES
+def test_a_table_that_is_alone_is_not_both_where_the_file_says_that_there_are_two(tmp_path: Path, stored: str) -> None:
+    save_with_one_table(tmp_path, stored)
+    edit(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"is missing, .*set `tie_word_embeddings` to true in config.json"):
+        ours(tmp_path)
 
 
 @pytest.mark.parametrize("absent", [None, "auto", "left out"])
