@@ -308,6 +308,19 @@ def test_a_table_that_is_alone_is_not_both_where_the_file_says_that_there_are_tw
         ours(tmp_path)
 
 
+def test_what_nothing_reads_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_tiny("llama", tmp_path)
+    edit(tmp_path, logits_scaling=8.0, unsloth_version="2025.3", rope_scaling={"rope_type": "default", "cut": 3})
+    save_tiny_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"split_special_tokens": True, "legacy": True}))
+    with caplog.at_level(logging.WARNING):
+        LLM(str(tmp_path), dtype="float32", kv_cache_memory="16MiB", max_batch_size=2)
+    said = [line for line in caplog.messages if line.startswith("Nothing here reads")]
+    named = "`logits_scaling`, `rope_scaling.cut` of config.json and `split_special_tokens` of tokenizer_config.json"
+    assert said == [f"Nothing here reads {named}; if the model needs that, its answers differ"]
+
+
 @pytest.mark.parametrize("absent", [None, "auto", "left out"])
 def test_a_dtype_that_is_absent_is_that_of_the_weights(tmp_path: Path, absent: str | None) -> None:
     for dtype in (torch.bfloat16, torch.float16):

@@ -49,6 +49,10 @@ class AskedFields(Mapping[str, Any]):
         self._asked.add(prefix)
         return AskedFields(value, asked=self._asked, prefix=prefix)
 
+    def pass_over(self) -> None:
+        """Count all fields as read: others are read in their place."""
+        self._asked |= {self.prefix + name for name in self._fields}
+
     @property
     def unread(self) -> Mapping[str, Any]:
         """The fields that nobody has asked for, by their names with prefixes."""

@@ -46,10 +46,10 @@ _WITHOUT_EFFECT = re.compile(
     r"|continuous_batching_config|low_memory|max_cache_len|output_.*|prefill_chunk_size|return_dict_in_generate|use_cache"
     r"|diversity_penalty|early_stopping|length_penalty|num_return_sequences|remove_invalid_values|renormalize_logits"
     r"|assistant_.*|is_assistant|max_matching_ngram_size|num_assistant_.*|prompt_lookup_num_tokens|speculation_type"
-    r"|target_lookbehind|use_mtp|max_length|max_time"
+    r"|target_lookbehind|use_mtp|max_length"
 )
 """Fields that change no answer: how `transformers` computes, drafts, returns and searches with beams, and tokens that
-others read; and limits that each request has of its own."""
+others read; and a length that each request has of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,10 @@ class JsonFields:
         """The fields that are not null and that nobody has asked for, by their names with those of objects before."""
         return self._fields.unread
 
+    def pass_over(self) -> None:
+        """Count all fields as read: others are read in their place."""
+        self._fields.pass_over()
+
     def is_unread(self, name: str) -> bool:
         """Return whether the field is there and nobody has asked for it."""
         return self._fields.prefix + name in self.unread

@@ -56,6 +56,7 @@ def rope_fields(
                 f"{config.path}: `{_NEWER}.rope_theta` is {theta:g}, but `{_OLDER}`, which is read in its place, has "
                 "no `rope_theta`; put all fields into one of the two."
             )
+    newer.pass_over()
     return older
 
 
