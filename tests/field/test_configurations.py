@@ -278,17 +278,47 @@ def test_a_head_that_is_equal_stays_tied(tmp_path: Path, caplog: pytest.LogCaptu
     assert_same(tmp_path)
 
 
-@pytest.mark.parametrize("stored", ["lm_head.weight", "model.embed_tokens.weight"])
-@pytest.mark.parametrize("says_tied", [True, False])
-def test_a_table_that_is_alone_serves_both(tmp_path: Path, stored: str, *, says_tied: bool) -> None:
-    twin = save_tiny("llama", tmp_path, tie_word_embeddings=True)
-    path = tmp_path / "model.safetensors"
+def save_with_one_table(folder: Path, stored: str) -> Any:
+    """Save a tied model whose one table has the name `stored`."""
+    twin = save_tiny("llama", folder, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
     tensors = load_file(path)
     tensors[stored] = tensors.pop("model.embed_tokens.weight")
     save_file(tensors, path, metadata={"format": "pt"})
+    return twin
+
+
+TABLES = pytest.mark.parametrize("stored", ["lm_head.weight", "model.embed_tokens.weight"])
+
+
+@TABLES
+@pytest.mark.parametrize("says_tied", [True, None])
+def test_a_table_that_is_alone_serves_both(tmp_path: Path, stored: str, says_tied: bool | None) -> None:  # noqa: FBT001
+    twin = save_with_one_table(tmp_path, stored)
     edit(tmp_path, tie_word_embeddings=says_tied)
     with torch.no_grad():
         torch.testing.assert_close(ours(tmp_path), twin(IDS[None]).logits[0], rtol=0, atol=1e-4)
+
+
+@TABLES
+def test_a_table_that_is_alone_is_not_both_where_the_file_says_that_there_are_two(tmp_path: Path, stored: str) -> None:
+    save_with_one_table(tmp_path, stored)
+    edit(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"is missing, .*set `tie_word_embeddings` to true in config.json"):
+        ours(tmp_path)
+
+
+def test_what_nothing_reads_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_tiny("llama", tmp_path)
+    edit(tmp_path, logits_scaling=8.0, unsloth_version="2025.3", rope_scaling={"rope_type": "default", "cut": 3})
+    save_tiny_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"split_special_tokens": True, "legacy": True}))
+    with caplog.at_level(logging.WARNING):
+        LLM(str(tmp_path), dtype="float32", kv_cache_memory="16MiB", max_batch_size=2)
+    said = [line for line in caplog.messages if line.startswith("Nothing here reads")]
+    named = "`logits_scaling`, `rope_scaling.cut` of config.json and `split_special_tokens` of tokenizer_config.json"
+    assert said == [f"Nothing here reads {named}; if the model needs that, its answers differ"]
 
 
 @pytest.mark.parametrize("absent", [None, "auto", "left out"])

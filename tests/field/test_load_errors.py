@@ -140,11 +140,43 @@ def test_an_empty_tensor_is_what_one_rank_saved(folder: Path) -> None:
     )
 
 
-def test_a_classifier_is_no_model_that_writes(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    stored = {name: each for name, each in load_file(path).items() if not name.startswith("model.layers.1.mlp")}
-    save_file(stored | {"score.weight": torch.ones(2, 64)}, path)
-    assert "the files hold `score.weight`, so it is a classifier" in refusal_of(folder)
+def without_head(folder: Path, architecture: str, *, is_tied: bool, **others: torch.Tensor) -> None:
+    """Take the LM head from a checkpoint, and say that it is a model of another class."""
+    path, config = folder / "model.safetensors", folder / "config.json"
+    stored = {name: each for name, each in load_file(path).items() if name != "lm_head.weight"}
+    save_file(stored | {name.replace("__", "."): each for name, each in others.items()}, path)
+    fields = json.loads(config.read_text()) | {"architectures": [architecture], "tie_word_embeddings": is_tied}
+    config.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [
+        ("LlamaForSequenceClassification", "a classifier or a reward model"),
+        ("LlamaForTokenClassification", "a classifier or a reward model"),
+        ("LlamaForQuestionAnswering", "a classifier or a reward model"),
+        ("LlamaForRewardModel", "a classifier or a reward model"),
+        ("SkyworkRewardModel", "a classifier or a reward model"),
+        ("LlamaModel", "a model without a head, as for embeddings"),
+    ],
+)
+def test_a_model_that_does_not_write_is_refused(folder: Path, architecture: str, what: str, *, is_tied: bool) -> None:
+    # vllm-project/vllm#5181, #10184, sgl-project/sglang#35531
+    without_head(folder, architecture, is_tied=is_tied)
+    assert f"`architectures` is `{architecture}`, {what}, and the files hold no LM head" in refusal_of(folder)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_classifier_is_no_model_that_writes(folder: Path, *, is_tied: bool) -> None:
+    without_head(folder, "LlamaForCausalLM", is_tied=is_tied, score__weight=torch.ones(2, 64))
+    assert "the files hold `score.weight` and no LM head: it is a classifier" in refusal_of(folder)
+
+
+def test_a_model_that_was_saved_by_another_class_writes_if_it_has_a_head(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["LlamaModel"]}))
+    load_model(folder, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def test_weights_of_mlx_are_named(folder: Path) -> None:

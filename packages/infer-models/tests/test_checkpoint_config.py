@@ -134,6 +134,9 @@ def test_a_model_without_a_type_is_refused(tmp_path: Path) -> None:
     assert "`model_type` is missing" in refusal_of(tmp_path, fields)
 
 
+PHI = {"model_type": "phi3"}
+
+
 @pytest.mark.covers("models/unknown-model-type")
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -171,8 +174,12 @@ def test_a_model_without_a_type_is_refused(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, "`rope_scaling.factor` is missing"),
         ({"rope_scaling": [1]}, "`rope_scaling` is [1]; it must be an object"),
         ({"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "`rope_parameters.high_freq_factor` is 1.0"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "`rope_parameters.partial_rotary_factor` is 0.01"),
-        ({"partial_rotary_factor": 1.5}, "`partial_rotary_factor` is 1.5; it must be a share of head_dim = 64"),
+        (PHI | {"rope_parameters": {"partial_rotary_factor": 0.01}}, "`rope_parameters.partial_rotary_factor` is 0.01"),
+        (PHI | {"partial_rotary_factor": 1.5}, "`partial_rotary_factor` is 1.5; it must be a share of head_dim = 64"),
+        ({"is_causal": False}, "`is_causal` is False; it must be true, or left out: models here attend"),
+        ({"use_bidirectional_attention": True}, "`use_bidirectional_attention` is True; it must be false, or left out"),
+        ({"is_encoder_decoder": True}, "`is_encoder_decoder` is True; it must be false, or left out"),
+        ({"per_layer_config": {"0": {"head_dim": 32}}}, "it must be left out: sizes of single layers are not read"),
         ({"rope_scaling": {"type": "yarn", "truncate": 1}}, "`rope_scaling.truncate` is 1; it must be true or false"),
     ],
 )
@@ -208,6 +215,7 @@ GEMMA4 = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 128256, "he
         ({"model_type": "phi3"} | ACTIVATION, "`hidden_act` is 'gelu'"),
         ({"model_type": "olmo3"} | ACTIVATION, "`hidden_act` is 'gelu'"),
         ({"model_type": "olmo3", "layer_types": ["full_attention"]}, "`layer_types` is"),
+        ({"model_type": "olmo3", "rope_parameters": {"rope_theta": 500.0}}, "one table for `full_attention` and"),
         (OSS | {"attention_bias": False}, "`attention_bias` is False; it must be true"),
         (OSS | ACTIVATION, "`hidden_act` is 'gelu'"),
         (OSS | {"swiglu_limit": -1.0}, "`swiglu_limit` is -1.0; it must be a number above 0"),
@@ -216,7 +224,7 @@ GEMMA4 = {"model_type": "gemma4_text", "vocab_size_per_layer_input": 128256, "he
         (GEMMA4 | {"hidden_activation": "gelu"}, "`hidden_activation` is 'gelu'"),
         (
             GEMMA4 | {"use_bidirectional_attention": "all"},
-            "`use_bidirectional_attention` is 'all'; it must be `vision`",
+            "`use_bidirectional_attention` is 'all'; it must be false, or left out",
         ),
         (GEMMA4 | GEMMA4_EXPERTS | {"top_k_experts": 9}, "`top_k_experts` is 9; it must be at most 8"),
         (GEMMA4 | {"enable_moe_block": True, "num_experts": 8}, "`moe_intermediate_size` is missing"),

@@ -15,6 +15,7 @@ from infer_cache.paged_manager import PagedKVCacheManager
 from infer_cache.states.contiguous_hybrid import ContiguousHybridManager
 from infer_cache.states.hybrid_manager import HybridKVCacheManager
 from infer_cache.states.state_slots import StateSlots
+from infer_engine.assembly.unread_fields import warn_of_unread_fields
 from infer_engine.core.draft_model import DraftModel
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import PrefixSharing, share_with_all, share_with_none, share_with_siblings
@@ -121,6 +122,7 @@ def build_core(
         folder = resolve_checkpoint(config.model)
         tokenizer = _read_tokenizer(config, folder)
         defaults = sampling_defaults(config, folder)
+        warn_of_unread_fields(folder, tokenizer)
         draft = build_draft_model(config, tokenizer)  # first: the KV cache is sized by the memory that is left
         loaded = load_model_runner(config, folder, tokenizer, rank_options=rank_options)
     except CheckpointError as error:

@@ -10,9 +10,9 @@ import torch
 from infer_kernels.quantization import NotFiniteError
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.expert_stacks import find_parts
-from infer_models.checkpoint.spare_tensors import CLASSIFIERS, sort_spare_tensors
+from infer_models.checkpoint.spare_tensors import sort_spare_tensors
 from infer_models.checkpoint.stored_tensors import Source, StoredTensors, open_tensors
-from infer_models.checkpoint.tied_head import with_shared_head
+from infer_models.checkpoint.tied_head import EMBEDDING, HEAD, with_shared_head
 from infer_models.errors import CheckpointError
 from infer_models.quantization.gguf.block_format import BlockFormat
 from infer_models.quantization.mxfp4 import Mxfp4Part
@@ -195,8 +195,9 @@ def _why_missing(name: str, stored: StoredTensors) -> str:
     other = next((each for each in stored.sources if each.startswith(layer)), None)
     if other is not None:
         return f"; the files hold `{other}`, so weights are quantized in a way that is not read here"
-    head = next((each for each in stored.sources if each.startswith(CLASSIFIERS)), None)
-    return "" if head is None else f"; the files hold `{head}`, so it is a classifier and no model that writes text"
+    if name in (HEAD, EMBEDDING):
+        return "; if it is the same as the other, of input and output, set `tie_word_embeddings` to true in config.json"
+    return ""
 
 
 def _name_some(names: list[str]) -> str:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from infer_models.checkpoint.stored_tensors import Source
 from infer_models.weights import FLOATS
 
-CLASSIFIERS = ("score.", "classifier.", "regression_head.", "reward_head.", "qa_outputs.")
-"""Beginnings of the names of heads that models have in place of an LM head."""
 _COMPUTED = re.compile(
     r"(?:.*\.)?rotary_(?:pos_)?emb\..*|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|(?:.*\.)?position_ids|.*\.(?:inv_freq|cos_cached|sin_cached)|(?:.*\.)?_extra_state|(?:.*\.)?_metadata"

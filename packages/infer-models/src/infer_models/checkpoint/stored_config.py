@@ -10,7 +10,9 @@ from infer_models.checkpoint.files.tensor_file import StoredTensor
 from infer_models.checkpoint.spare_tensors import is_of_other_model
 from infer_models.checkpoint.stored_tensors import open_tensors
 from infer_models.checkpoint.tied_head import with_stored_head
+from infer_models.checkpoint.writing_head import refuse_models_that_do_not_write
 from infer_models.config import ModelConfig
+from infer_models.config.checkpoint_fields import read_config_fields
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import UNKNOWN, QuantizationConfig
 from infer_models.errors import CheckpointError
@@ -29,6 +31,7 @@ _PART = re.compile(
 )
 """Tensors beside the numbers, or in place of them, by which a layer is known to be quantized."""
 _STATE = re.compile(r"(?P<layer>.+)\.weight\.quant_state\.\w+")
+_TIES = ("tie_word_embeddings", "tie_embedding")
 _MXFP4_PART = re.compile(r"(?P<layer>.+_proj)_(?:blocks|scales)")
 
 
@@ -42,9 +45,10 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
         CheckpointError: `config.json` or the header of a file cannot be read, or layers are quantized and nothing says
             how.
     """
-    config = ModelConfig.from_folder(folder)
+    config, fields = ModelConfig.from_folder(folder), read_config_fields(folder)
     with open_tensors(folder) as tensors:
-        config = with_stored_head(config, tensors.sources)
+        refuse_models_that_do_not_write(fields, tensors.sources.keys(), origin=tensors.files.origin)
+        config = with_stored_head(config, tensors.sources, is_untied=_says_untied(fields))
         stored = {name: source.tensor for name, source in tensors.sources.items()}
         origin = tensors.files.origin
     layers = quantized_layers(stored)
@@ -64,6 +68,12 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
     if found.method == MXFP4 and config.model_type != "gpt_oss":
         raise found.fields.invalid("quant_method", f"another one: `{MXFP4}` is read of `gpt_oss` alone")
     return replace(config, quantization=replace(found, layers=layers))
+
+
+def _says_untied(fields: JsonFields) -> bool:
+    """Return whether the file says that head and embedding are two, and nowhere that they are one."""
+    places = (fields, fields.nested("text_config"))
+    return {place.value(name) for place in places for name in _TIES} - {None} == {False}
 
 
 def quantized_layers(stored: Mapping[str, StoredTensor]) -> frozenset[str]:

@@ -2,8 +2,9 @@
 
 says tied, both stored and different    two tables, with a warning: tied ones would change every logit
 says tied, both stored and equal        tied
-says untied, one stored                 tied, with a warning: there is no other number to compute with
-only the head stored                    tied: it is the embedding too
+says nothing, one stored                tied, with a warning: there is no other number to compute with
+says untied, one stored                 the other is missing, and the error says how to tie them
+says tied, only the head stored         tied: it is the embedding too
 """
 
 import logging
@@ -19,13 +20,14 @@ from infer_models.weights import FLOATS
 logger = logging.getLogger("infer_models")
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_PARTS = ("model.embed_tokens.", "lm_head.")
+HEAD_PART = "lm_head."
+_PARTS = ("model.embed_tokens.", HEAD_PART)
 """Beginnings of the names of both weights' tensors, quantized or not."""
 _BYTES_AT_ONCE = 32 << 20
 
 
-def with_stored_head(config: ModelConfig, sources: Mapping[str, Source]) -> ModelConfig:
-    """Return `config` with `tie_word_embeddings` as the files have it.
+def with_stored_head(config: ModelConfig, sources: Mapping[str, Source], *, is_untied: bool) -> ModelConfig:
+    """Return `config` with `tie_word_embeddings` as the files have it; with `is_untied`, `config.json` says that it is.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -41,10 +43,10 @@ def with_stored_head(config: ModelConfig, sources: Mapping[str, Source]) -> Mode
         )
         return replace(config, tie_word_embeddings=False)
     parts = {name.rpartition(".")[0] for name in sources if name.startswith(_PARTS)}
-    if len(parts) != 1 or not (has_head or has_embedding):
+    if is_untied or len(parts) != 1 or not (has_head or has_embedding):
         return config
     logger.warning(
-        "`tie_word_embeddings` is false, but the files hold no `%s`: `%s` is used for both",
+        "`tie_word_embeddings` is not in config.json, and the files hold no `%s`: `%s` is used for both",
         *((EMBEDDING, HEAD) if has_head else (HEAD, EMBEDDING)),
     )
     return replace(config, tie_word_embeddings=True)

@@ -58,6 +58,7 @@ def read_decoder(
     default_norm_eps: float = 1e-6,
     default_rope: Mapping[str, Any] | None = None,
     pads_heads: bool = False,
+    rotates_part: bool = False,
 ) -> ModelConfig:
     """Read the common fields of families with RMSNorm and RoPE, as of a model without windows, caps and scales.
 
@@ -70,6 +71,7 @@ def read_decoder(
         default_norm_eps: the family's epsilon of norms.
         default_rope: the family's rotary table, where the file has none.
         pads_heads: heads of any size are taken, padded to a multiple of 16.
+        rotates_part: the family reads `partial_rotary_factor`; others rotate whole heads.
 
     Raises:
         CheckpointError: a field is missing or has a value that is not supported.
@@ -79,7 +81,13 @@ def read_decoder(
     is_padded = heads.held_head_dim != heads.head_dim
     if is_padded and not pads_heads:
         raise fields.invalid("head_dim", "a multiple of 16: heads of this family are not padded")
-    rope = read_rope(fields, head_dim=heads.head_dim, default_theta=default_theta, default=default_rope)
+    rope = read_rope(
+        fields,
+        head_dim=heads.head_dim,
+        default_theta=default_theta,
+        default=default_rope,
+        rotates_part=rotates_part,
+    )
     if is_padded and rope.rotary_dim is None:
         rope = replace(rope, rotary_dim=heads.head_dim)
     return ModelConfig(
@@ -204,13 +212,15 @@ def read_moe(
     default_per_token: int | None = None,
     default_experts: int = 128,
     count_name: str = "num_experts_per_tok",
+    experts_names: Sequence[str] = ("num_experts", "num_local_experts"),
 ) -> MoEConfig:
-    """Read how many experts there are, and how many of them compute a token, which `count_name` says.
+    """Read how many experts there are, the first of `experts_names` that is there, and how many compute a token.
 
     Raises:
         CheckpointError: a field is missing, or a token has more experts than there are.
     """
-    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts", default_experts)
+    name = next((name for name in experts_names if name in fields), experts_names[-1])
+    num_experts = fields.count(name, default_experts)
     per_token = fields.count(count_name, default_per_token)
     if per_token > num_experts:
         raise fields.invalid(count_name, f"at most {num_experts}, the number of experts")

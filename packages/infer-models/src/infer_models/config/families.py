@@ -18,7 +18,6 @@ from infer_models.config.decoder_fields import (
     read_moe,
     read_window,
     read_windows,
-    refuse,
     require,
     with_biases,
     with_multipliers,
@@ -128,17 +127,23 @@ def read_qwen3(fields: JsonFields) -> ModelConfig:
 
 def _with_later_windows(config: ModelConfig, fields: JsonFields) -> ModelConfig:
     """Return `config` with the windows of Qwen 2 and 3: of the later layers, if `use_sliding_window` says so."""
-    window = read_window(fields, default=4096) if fields.flag("use_sliding_window", default=False) else None
+    window = _read_window_in_use(fields, default=4096)
     first = fields.whole_number("max_window_layers", 28)
     types = [SLIDING if layer >= first else FULL for layer in range(config.num_layers)]
     return replace(config, windows=read_windows(fields, config, window=window, default_types=types))
+
+
+def _read_window_in_use(fields: JsonFields, *, default: int | None) -> int | None:
+    """Read the length of windows where `use_sliding_window` says that there are any."""
+    window = read_window(fields, default=default)
+    return window if fields.flag("use_sliding_window", default=False) else None
 
 
 def read_qwen3_moe(fields: JsonFields) -> ModelConfig:
     """Qwen 3 with experts; some layers may have MLPs, and all may slide."""
     require(fields, "hidden_act", "silu")
     config = with_biases(read_decoder(fields), fields)
-    window = read_window(fields, default=4096) if fields.flag("use_sliding_window", default=False) else None
+    window = _read_window_in_use(fields, default=4096)
     dense, step = fields.indices("mlp_only_layers"), fields.count("decoder_sparse_step", 1)
     return replace(
         config,
@@ -163,7 +168,7 @@ def read_smollm3(fields: JsonFields) -> ModelConfig:
     has_rope = fields.indices("no_rope_layers") if "no_rope_layers" in fields else usual  # 1: rotated, 0: not
     if len(has_rope) < config.num_layers:
         raise fields.invalid("no_rope_layers", f"{config.num_layers} numbers, 1 or 0, one for each layer")
-    window = read_window(fields, default=None) if fields.flag("use_sliding_window", default=False) else None
+    window = _read_window_in_use(fields, default=None)
     types = [FULL if rotated else SLIDING for rotated in has_rope[: config.num_layers]]
     return replace(
         config,
@@ -181,7 +186,7 @@ def read_granite(fields: JsonFields) -> ModelConfig:
 def read_phi3(fields: JsonFields) -> ModelConfig:
     """Phi 3 and 4: Llama with fused tensors, a part of each head rotated, LongRoPE."""
     require(fields, "hidden_act", "silu")
-    config = read_decoder(fields, default_norm_eps=1e-5)
+    config = read_decoder(fields, default_norm_eps=1e-5, rotates_part=True)
     return replace(config, windows=with_windows(config, read_window(fields, default=None)))
 
 
@@ -204,7 +209,6 @@ def read_olmo3(fields: JsonFields) -> ModelConfig:
 
 def read_gemma3(fields: JsonFields) -> ModelConfig:
     """Gemma 3: five sliding layers to one full one, each kind with its own frequencies."""
-    refuse(fields, "use_bidirectional_attention")
     require(fields, "hidden_activation", "gelu_pytorch_tanh")
     config = with_biases(read_decoder(fields, default_head_dim=256, tied_by_default=True), fields)
     # Its files say the length that its scaling, of full layers alone, makes possible.
@@ -214,7 +218,10 @@ def read_gemma3(fields: JsonFields) -> ModelConfig:
     types = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(config.num_layers)]
     kinds = fields.texts("layer_types") if "layer_types" in fields else types
     full, sliding = read_full_and_sliding_rope(
-        fields, head_dim=config.head_dim, full_theta=1_000_000.0, sliding_theta=10_000.0
+        fields,
+        head_dim=config.head_dim,
+        full_theta=fields.number("rope_theta", 1_000_000.0),
+        sliding_theta=fields.number("rope_local_base_freq", 10_000.0),
     )
     return replace(
         config,

@@ -39,8 +39,6 @@ _MOST_HEAD_DIM = 512
 
 def read_gemma4(fields: JsonFields) -> ModelConfig:
     """Gemma 4 (text); images and sounds, in whose tokens some of its models attend to what follows, are not read."""
-    if fields.text("use_bidirectional_attention", "vision") != "vision":
-        raise fields.invalid("use_bidirectional_attention", "`vision` or null: texts are attended to causally")
     require(fields, "hidden_activation", "gelu_pytorch_tanh")
     if "rope_parameters" not in fields:
         fields = fields.with_fields(JsonFields(fields.path, {"rope_parameters": dict(_ROPE)}), ("rope_parameters",))
@@ -187,7 +185,8 @@ def _read_per_layer_input_size(fields: JsonFields, config: ModelConfig) -> int |
     """
     size = fields.whole_number("hidden_size_per_layer_input", 256)
     name = "vocab_size_per_layer_input"
-    if size > 0 and fields.count(name, 262_144) != config.vocab_size:
+    vocab_size = fields.count(name, 262_144)
+    if size > 0 and vocab_size != config.vocab_size:
         raise fields.invalid(name, f"`vocab_size`, which is {config.vocab_size}")
     return size if size > 0 else None
 

@@ -1,5 +1,6 @@
 """What a checkpoint says of generation: the tokens that end a sequence, and how the model is meant to be sampled."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 """Fields of `transformers` that change answers and are not taken, with the values at which they change nothing."""
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|.*_version|(?:bos|eos|pad|decoder_start)_token_id|eos_token_ids|cache_.*|compile_config|disable_compile"
+    r"|continuous_batching_config|low_memory|max_cache_len|output_.*|prefill_chunk_size|return_dict_in_generate|use_cache"
+    r"|diversity_penalty|early_stopping|length_penalty|num_return_sequences|remove_invalid_values|renormalize_logits"
+    r"|assistant_.*|is_assistant|max_matching_ngram_size|num_assistant_.*|prompt_lookup_num_tokens|speculation_type"
+    r"|target_lookbehind|use_mtp|max_length"
+)
+"""Fields that change no answer: how `transformers` computes, drafts, returns and searches with beams, and tokens that
+others read; and a length that each request has of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +114,17 @@ def read_generation_fields(folder: Path) -> GenerationFields:
     return GenerationFields(
         source="the model's makers" if known else folder.name if is_gguf(folder) else path.name,
         taken={name: fields[name] for name in TAKEN if name in fields},
-        untaken={
-            name: fields[name] for name, neutral in _NEUTRAL.items() if name in fields and fields[name] not in neutral
-        },
+        untaken={name: value for name, value in fields.items() if not _is_neutral(name, value)},
     )
+
+
+def is_of_generation(name: str) -> bool:
+    """Return whether a field says how `transformers` generates; older `config.json` files have such fields, too."""
+    return name in TAKEN or name in _NEUTRAL or _WITHOUT_EFFECT.fullmatch(name) is not None
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a field is taken or changes no answer."""
+    if name in _NEUTRAL:
+        return value in _NEUTRAL[name]
+    return is_of_generation(name) or not value

@@ -48,7 +48,7 @@ def read_qwen3_5(fields: JsonFields) -> ModelConfig:
     """Qwen 3.5, dense: gated delta nets, every fourth layer attention with gates, a quarter of a head rotated."""
     require(fields, "hidden_act", "silu")
     fields = fields.with_defaults({"partial_rotary_factor": 0.25})
-    config = with_biases(read_decoder(fields, default_head_dim=256), fields)
+    config = with_biases(read_decoder(fields, default_head_dim=256, rotates_part=True), fields)
     every = fields.count("full_attention_interval", 4)
     types = [FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(config.num_layers)]
     return replace(

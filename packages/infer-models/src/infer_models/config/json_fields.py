@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from infer_models.asked_fields import AskedFields
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import fault_of_content, unreadable
 
@@ -13,15 +14,17 @@ from infer_models.file_faults import fault_of_content, unreadable
 class JsonFields:
     """A JSON object whose fields are read with their types checked; a field that is null counts as absent.
 
-    Every reader raises `CheckpointError` naming the file, the field, its value and the allowed values.
+    Every reader raises `CheckpointError` naming the file, the field, its value and the allowed values. What nobody asks
+    for, of these fields or of others that were made of them, is `unread`.
     """
 
-    def __init__(self, path: Path, fields: dict[str, Any], *, prefix: str = "") -> None:
-        """Read `fields`, found in the file `path` under the dotted `prefix`."""
+    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        """Read `fields`, found in the file `path`; `AskedFields` note what is asked for."""
         self.path = path
-        self._fields = {name: value for name, value in fields.items() if value is not None}
-        self._nulls = frozenset(name for name, value in fields.items() if value is None)
-        self._prefix = prefix
+        held = fields if isinstance(fields, AskedFields) else AskedFields(fields)
+        values = held.as_dict()
+        self._fields = held.replaced({name: value for name, value in values.items() if value is not None})
+        self._nulls = frozenset(name for name, value in values.items() if value is None)
 
     @classmethod
     def from_file(cls, path: Path) -> "JsonFields":
@@ -46,7 +49,20 @@ class JsonFields:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are not null, unchecked."""
-        return dict(self._fields)
+        return self._fields.as_dict()
+
+    @property
+    def unread(self) -> Mapping[str, Any]:
+        """The fields that are not null and that nobody has asked for, by their names with those of objects before."""
+        return self._fields.unread
+
+    def pass_over(self) -> None:
+        """Count all fields as read: others are read in their place."""
+        self._fields.pass_over()
+
+    def is_unread(self, name: str) -> bool:
+        """Return whether the field is there and nobody has asked for it."""
+        return self._fields.prefix + name in self.unread
 
     def is_null(self, name: str) -> bool:
         """Return whether the field is there and null, where a family means something by that."""
@@ -54,12 +70,14 @@ class JsonFields:
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
         """Return these fields and those of `defaults` that are not there, not even as null."""
-        return JsonFields(self.path, {**defaults, **dict.fromkeys(self._nulls), **self._fields}, prefix=self._prefix)
+        held = {**defaults, **dict.fromkeys(self._nulls), **self._fields.as_dict()}
+        return JsonFields(self.path, self._fields.replaced(held))
 
     def with_fields(self, other: "JsonFields", names: Collection[str]) -> "JsonFields":
         """Return these fields and those of `other` called `names`, which win over fields of the same name."""
         taken = {name: other._fields[name] for name in names if name in other}
-        return JsonFields(self.path, {**dict.fromkeys(self._nulls), **self._fields, **taken}, prefix=self._prefix)
+        held = {**dict.fromkeys(self._nulls), **self._fields.as_dict(), **taken}
+        return JsonFields(self.path, self._fields.replaced(held))
 
     def count(self, name: str, default: int | None = None) -> int:
         """Return a whole number of at least 1."""
@@ -151,18 +169,18 @@ class JsonFields:
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.invalid(name, "an object")
-        return JsonFields(self.path, value, prefix=f"{self._prefix}{name}.")
+        return JsonFields(self.path, self._fields.nested(name))
 
     def invalid(self, name: str, allowed: str) -> CheckpointError:
         """Return the error that names the allowed values of the field."""
-        value = repr(self._fields.get(name))
+        value = repr(self.as_dict().get(name))
         shown = value if len(value) <= 80 else f"{value[:80]}..."
-        return CheckpointError(f"{self.path}: `{self._prefix}{name}` is {shown}; it must be {allowed}.")
+        return CheckpointError(f"{self.path}: `{self._fields.prefix}{name}` is {shown}; it must be {allowed}.")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._fields.get(name, default)
         if value is None:
-            raise CheckpointError(f"{self.path}: `{self._prefix}{name}` is missing.")
+            raise CheckpointError(f"{self.path}: `{self._fields.prefix}{name}` is missing.")
         return value
 
 

@@ -33,6 +33,7 @@ def read_granite_hybrid(fields: JsonFields) -> ModelConfig:
             normalizes_weights=True,
             is_sparse=(True,) * config.num_layers,
             default_per_token=2,
+            experts_names=("num_local_experts",),
         )
         moe = replace(moe, shared_intermediate_size=shared)
     return replace(

@@ -1,15 +1,20 @@
 """`ModelConfig`: the architecture that a `config.json` describes."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from infer_models.attention import AttentionSpec
+from infer_models.config.causal_fields import refuse_attention_to_what_follows
 from infer_models.config.checkpoint_fields import read_config_fields
+from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import QuantizationConfig, read_quantization_config
 from infer_models.config.registry import find_family, known_families
 from infer_models.config.rope import RopeParameters
-from infer_models.config.wrappers import WRAPPERS, text_fields
+from infer_models.config.unread_fields import without_ineffective
+from infer_models.config.wrappers import TEXT_CONFIG, WRAPPERS, text_fields
 from infer_models.gguf.checkpoint_files import is_gguf
 from infer_models.layer_states import ScanSpec, StateSpec
 
@@ -173,14 +178,7 @@ class ModelConfig:
             CheckpointError: the file is missing or damaged, the `model_type` is unknown, a field is missing or has a
                 value that is not supported.
         """
-        fields, wrapper = text_fields(read_config_fields(folder))
-        family = find_family(fields.text("model_type"))
-        if family is None:
-            known = [*known_families(), *(WRAPPERS if wrapper is None else ())]
-            raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
-        fields = fields.with_defaults(family.defaults)
-        config = replace(family.read(fields), wrapper=wrapper)
-        return config if is_gguf(folder) else replace(config, quantization=read_quantization_config(fields))
+        return _read(folder, read_config_fields(folder))
 
     @property
     def short_length(self) -> int | None:
@@ -222,3 +220,32 @@ class ModelConfig:
             )
             for layer, window in enumerate(self.windows)
         )
+
+
+def unread_config_fields(folder: Path) -> Mapping[str, Any]:
+    """Return the fields of a folder's `config.json` that nothing here reads and that may change answers, by name.
+
+    Raises:
+        CheckpointError: as for `ModelConfig.from_folder`.
+    """
+    if is_gguf(folder):
+        return {}
+    fields = read_config_fields(folder)
+    prefix = f"{TEXT_CONFIG}." if _read(folder, fields).wrapper is not None else ""
+    unread = {name: value for name, value in fields.unread.items() if name.startswith(prefix)}
+    return without_ineffective(unread)
+
+
+def _read(folder: Path, fields: JsonFields) -> ModelConfig:
+    """Read the configuration of `folder`, whose fields are `fields`; see `ModelConfig.from_folder`."""
+    fields, wrapper = text_fields(fields)
+    family = find_family(fields.text("model_type"))
+    if family is None:
+        known = [*known_families(), *(WRAPPERS if wrapper is None else ())]
+        raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
+    refuse_attention_to_what_follows(fields)
+    fields = fields.with_defaults(family.defaults)
+    config = replace(family.read(fields), wrapper=wrapper)
+    if fields.is_unread("per_layer_config"):
+        raise fields.invalid("per_layer_config", "left out: sizes of single layers are not read of this family")
+    return config if is_gguf(folder) else replace(config, quantization=read_quantization_config(fields))

@@ -56,6 +56,7 @@ def rope_fields(
                 f"{config.path}: `{_NEWER}.rope_theta` is {theta:g}, but `{_OLDER}`, which is read in its place, has "
                 "no `rope_theta`; put all fields into one of the two."
             )
+    newer.pass_over()
     return older
 
 
@@ -65,6 +66,7 @@ def read_rope(
     head_dim: int,
     default_theta: float = DEFAULT_THETA,
     default: Mapping[str, Any] | None = None,
+    rotates_part: bool = False,
 ) -> RopeParameters:
     """Read a `config.json` with one rotary table.
 
@@ -73,12 +75,14 @@ def read_rope(
         head_dim: elements of a head.
         default_theta: base of the family, where the file has none.
         default: the family's table, where the file has none.
+        rotates_part: the family reads `partial_rotary_factor`; others rotate whole heads whatever it says.
 
     Raises:
         CheckpointError: the scaling is none that is supported, or one of its fields is missing or does not fit.
     """
     fields = rope_fields(config, default_theta=default_theta, default=default)
-    return _read_parameters(fields, config, head_dim=head_dim, default_theta=config.number("rope_theta", default_theta))
+    theta = config.number("rope_theta", default_theta)
+    return _read_parameters(fields, config, head_dim=head_dim, default_theta=theta, rotates_part=rotates_part)
 
 
 def read_full_and_sliding_rope(
@@ -89,17 +93,23 @@ def read_full_and_sliding_rope(
     Args:
         config: fields of the file.
         head_dim: elements of a head.
-        full_theta: the family's default for full layers.
-        sliding_theta: the family's default for sliding layers, where `rope_local_base_freq` is not set.
+        full_theta: base of full layers whose table has none.
+        sliding_theta: base of sliding layers whose table has none.
         full_head_dim: elements of a head of full layers; None: `head_dim`.
 
     Raises:
         CheckpointError: as `read_rope`.
     """
-    full = read_rope(config, head_dim=full_head_dim or head_dim, default_theta=full_theta)
-    sliding_theta = config.number("rope_local_base_freq", sliding_theta)
-    sliding = config.nested(_NEWER).nested(_SLIDING)
-    return full, _read_parameters(sliding, config, head_dim=head_dim, default_theta=sliding_theta)
+    newer, older = config.nested(_NEWER), config.nested(_OLDER)
+    full, sliding = newer.nested(_FULL), newer.nested(_SLIDING)
+    if not {_FULL, _SLIDING} >= set(newer.names):
+        raise config.invalid(_NEWER, f"one table for `{_FULL}` and one for `{_SLIDING}`")
+    if older.names:
+        full = full.with_fields(older, older.names)
+    return (
+        _read_parameters(full, config, head_dim=full_head_dim or head_dim, default_theta=full_theta),
+        _read_parameters(sliding, config, head_dim=head_dim, default_theta=sliding_theta),
+    )
 
 
 def longest_sequence(config: JsonFields, rope: RopeParameters) -> int:
@@ -118,17 +128,16 @@ def longest_sequence(config: JsonFields, rope: RopeParameters) -> int:
             return most
 
 
-def _read_parameters(fields: JsonFields, config: JsonFields, *, head_dim: int, default_theta: float) -> RopeParameters:
-    holder = fields if "partial_rotary_factor" in fields else config
-    share = holder.number("partial_rotary_factor", 1.0)
-    rotary_dim = int(head_dim * share)
-    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
-        raise holder.invalid("partial_rotary_factor", f"a share of head_dim = {head_dim} that is an even number")
+def _read_parameters(
+    fields: JsonFields, config: JsonFields, *, head_dim: int, default_theta: float, rotates_part: bool = False
+) -> RopeParameters:
     kind = "rope_type" if "rope_type" in fields else "type"
     name = fields.text(kind, "default")
-    if name == "proportional":
+    if name == "proportional":  # whose table alone says which part
+        rotary_dim = _read_rotary_dim(fields, fields, head_dim, rotates_part=True)
         scaling = ProportionalScaling(num_rotated=rotary_dim // 2, factor=fields.number("factor", 1.0))
         return RopeParameters(theta=fields.number("rope_theta", default_theta), scaling=scaling)
+    rotary_dim = _read_rotary_dim(fields, config, head_dim, rotates_part=rotates_part)
     if name == "mrope":  # of texts, all of whose positions are one number
         name = "default"
     if name in ("su", "yarn") and "long_factor" in fields:  # names of LongRoPE in early files
@@ -141,6 +150,16 @@ def _read_parameters(fields: JsonFields, config: JsonFields, *, head_dim: int, d
         scaling=read(fields, config, rotary_dim),
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
     )
+
+
+def _read_rotary_dim(fields: JsonFields, config: JsonFields, head_dim: int, *, rotates_part: bool) -> int:
+    """Read how many elements of a head are rotated; GGUF files say it of any family, as `rotated_share`."""
+    share = "partial_rotary_factor" if rotates_part and "rotated_share" not in config else "rotated_share"
+    holder = fields if share in fields else config
+    rotary_dim = int(head_dim * holder.number(share, 1.0))
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise holder.invalid(share, f"a share of head_dim = {head_dim} that is an even number")
+    return rotary_dim
 
 
 def _read_linear(fields: JsonFields, config: JsonFields, rotary_dim: int) -> RopeScaling:

@@ -19,6 +19,7 @@ WRAPPERS: Mapping[str, str] = MappingProxyType(
 
 Their text models are of our families, without changes of their own.
 """
+TEXT_CONFIG = "text_config"
 _OUTER_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id")
 """Fields that files of wrappers have beside `text_config`, for the whole model."""
 
@@ -32,9 +33,9 @@ def text_fields(fields: JsonFields) -> tuple[JsonFields, str | None]:
     wrapper = fields.text("model_type", "")
     if wrapper not in WRAPPERS:
         return fields, None
-    if "text_config" not in fields:
-        raise fields.invalid("text_config", "the configuration of the text model")
-    text = fields.nested("text_config").with_defaults({"model_type": WRAPPERS[wrapper]})
+    if TEXT_CONFIG not in fields:
+        raise fields.invalid(TEXT_CONFIG, "the configuration of the text model")
+    text = fields.nested(TEXT_CONFIG).with_defaults({"model_type": WRAPPERS[wrapper]})
     return text.with_fields(fields, _OUTER_FIELDS), wrapper
 
 

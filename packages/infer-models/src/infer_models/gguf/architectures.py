@@ -120,7 +120,7 @@ def _rope_fields(metadata: Metadata, header: GgufHeader, *, head_dim: int, theta
     rotated = metadata.optional_count(".rope.dimension_count") or head_dim
     if rotated > head_dim:
         raise metadata.invalid(".rope.dimension_count", f"at most {head_dim}, the size of a head")
-    fields: Fields = {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
+    fields: Fields = {"rotated_share": rotated / head_dim}
     scaling = _scaling(metadata, header, rotated=rotated, theta=theta)
     return fields | ({} if scaling is None else {"rope_scaling": scaling})
 

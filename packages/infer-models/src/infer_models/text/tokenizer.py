@@ -28,6 +28,7 @@ class Tokenizer:
         bos_token_id: id of the token that begins a text, by `tokenizer_config.json`; None where there is none.
         eos_token_id: id of the token that ends a text, by `tokenizer_config.json`; None where there is none. Further
             tokens that end an answer are in `generation_config.json`.
+        unread_fields: names of fields of `tokenizer_config.json` that nothing here reads and that may change texts.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         tool_call_format: str = "auto",
         reasoning_format: str = "auto",
+        unread_fields: Sequence[str] = (),
     ) -> None:
         """Wrap `tokenizer`; `named_tokens` are its special tokens by name, such as `eos_token`.
 
         `tool_template` is the chat template of conversations with tools, where a checkpoint has one of its own; the
         formats are as in `from_folder`.
         """
+        self.unread_fields = tuple(unread_fields)
         named_tokens = named_tokens or {}
         self._tokenizer = tokenizer
         bytes_per_token = max_bytes_per_token(tokenizer)
@@ -91,6 +94,7 @@ class Tokenizer:
             tool_template=files.tool_template,
             tool_call_format=tool_call_format,
             reasoning_format=reasoning_format,
+            unread_fields=files.unread,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:

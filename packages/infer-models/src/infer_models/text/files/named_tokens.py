@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from infer_models.asked_fields import AskedFields
 from infer_models.text.files.reading import read_object
 
 _STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -30,7 +31,7 @@ _DEFAULTS_BY_CLASS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def tokenizer_fields(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_fields(folder: Path, config: AskedFields) -> AskedFields:
     """Return the fields of `tokenizer_config.json`, and of the older `special_tokens_map.json` where that counts.
 
     It does where there is no `added_tokens_decoder`, as in `transformers`.
@@ -40,7 +41,7 @@ def tokenizer_fields(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     path = folder / "special_tokens_map.json"
     is_older = "added_tokens_decoder" not in config and path.is_file()
-    return {**config, **read_object(path)} if is_older else dict(config)
+    return config.replaced({**config.as_dict(), **read_object(path)}) if is_older else config
 
 
 def listed_tokens(folder: Path, fields: Mapping[str, Any], known: Mapping[str, int]) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import tokenizers
 
+from infer_models.asked_fields import AskedFields
+from infer_models.config.unread_fields import without_ineffective
 from infer_models.errors import CheckpointError
 from infer_models.file_faults import fault_of_folder
 from infer_models.gguf.checkpoint_files import is_gguf
@@ -28,7 +30,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     if is_gguf(folder):
         return read_gguf_tokenizer(folder)
     path, config_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    config = read_object(config_path) if config_path.exists() else {}
+    config = AskedFields(read_object(config_path) if config_path.exists() else {})
     fields = tokenizer_fields(folder, config)
     is_ready = path.is_file() or path.is_symlink()
     tokenizer_class = tokenizer_class_of(folder, fields)
@@ -42,7 +44,11 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         add_ends(tokenizer, fields, named)
     chat_template, tool_template = read_chat_templates(folder, config, named)
     return TokenizerFiles(
-        tokenizer=tokenizer, named_tokens=named, chat_template=chat_template, tool_template=tool_template
+        tokenizer=tokenizer,
+        named_tokens=named,
+        chat_template=chat_template,
+        tool_template=tool_template,
+        unread=tuple(without_ineffective(config.unread)),
     )
 
 

@@ -17,9 +17,11 @@ class TokenizerFiles:
         named_tokens: special tokens by name, such as `bos_token`.
         chat_template: compiled; None where the checkpoint has none.
         tool_template: the template of conversations with tools, where it is another one.
+        unread: names of fields of `tokenizer_config.json` that nothing here reads and that may change texts.
     """
 
     tokenizer: tokenizers.Tokenizer
     named_tokens: Mapping[str, str]
     chat_template: ChatTemplate | None
     tool_template: ChatTemplate | None
+    unread: tuple[str, ...] = ()
