@@ -49,6 +49,15 @@ class Metadata:
         value = self._get(key, default)
         return self._whole(key, self._only(key, set(value.items())) if _holds_numbers(value) else value)
 
+    def count_of_layer(self, key: str, layer: int, default: int) -> int:
+        """Return a whole number of at least 0 that an array has for each layer; of no array that of all layers."""
+        value = self._get(key, default)
+        if not _holds_numbers(value):
+            return self._whole(key, value)
+        if layer >= value.num_items:
+            raise self.invalid(key, f"numbers of all layers, also of layer {layer}")
+        return self._whole(key, value.items()[layer])
+
     def count_but_zeros(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 0; of an array the one that its items, but zeros, all are."""
         value = self._get(key, default)

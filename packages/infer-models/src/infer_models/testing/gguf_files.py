@@ -193,6 +193,8 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
             "residual_scale": config["residual_multiplier"],
             "logit_scale": config["logits_scaling"],
         }
+    if architecture == "smollm3":
+        values |= {"attention.rope_pattern": [bool(each) for each in config["no_rope_layers"]]}
     if config["model_type"] == "mixtral":
         values |= {"expert_count": _num_experts(config), "expert_used_count": config["num_experts_per_tok"]}
     if architecture == "qwen3moe":
