@@ -46,8 +46,8 @@ def resolve_checkpoint(model: str | None) -> Path:
     """Return a checkpoint's folder or GGUF file, downloading it from the Hugging Face Hub where it is not here.
 
     Args:
-        model: a folder; a GGUF file, or a folder with one and no other weights; a Hub id such as `Qwen/Qwen3-0.6B`, or with the
-            kind of a GGUF file, such as `Qwen/Qwen3-0.6B-GGUF:Q4_K_M`; a model of Ollama's such as
+        model: a folder; a GGUF file, or a folder with one and no other weights; a Hub id such as `Qwen/Qwen3-0.6B`, or
+            with the kind of a GGUF file, such as `Qwen/Qwen3-0.6B-GGUF:Q4_K_M`; a model of Ollama's such as
             `ollama:llama3.2:1b`; `infer-demo` or `SmolLM2-135M-Instruct`; None: the default of these two.
 
     Raises:

@@ -266,7 +266,8 @@ def test_frequencies_are_divided_by_the_factors_of_the_file(tmp_path: Path) -> N
     factors = 1 / ((1 - share) / 8.0 + share)
     path = tmp_path / "model.gguf"
     add_tensor(path, "rope_freqs.weight", factors, lambda to: save_gguf(tmp_path, to))
-    assert_same_models(loaded(path), theirs)
+    for name, table in loaded(path).named_buffers():
+        torch.testing.assert_close(table, dict(theirs.named_buffers())[name], rtol=0, atol=1e-4)
     path.unlink()  # of whatever scaling they are
     add_tensor(path, "rope_freqs.weight", factors * 1.01, lambda to: save_gguf(tmp_path, to))
     (rope, *_) = read_checkpoint_config(path).ropes

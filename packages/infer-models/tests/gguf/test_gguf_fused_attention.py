@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
 
+import gguf
 from infer_models import CheckpointError
 from infer_models.model_loader import load_model
 from infer_models.testing import save_tiny
 from infer_models.testing.gguf_files import save_gguf
 
 CPU = torch.device("cpu")
-WIDE = {"hidden_size": 256, "intermediate_size": 256}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 
 def fuse(path: Path, parts: str = "qkv", *, spare_rows: int = 0) -> Path:
@@ -75,5 +75,5 @@ def test_layers_whose_values_are_their_keys_are_fused_without_values(tmp_path: P
 
 def test_rows_that_the_metadata_does_not_explain_are_refused(tmp_path: Path) -> None:
     path = fuse(save_file("qwen3", tmp_path), spare_rows=1)
-    with pytest.raises(CheckpointError, match=r"`blk\.0\.attn_qkv\.weight` has 257 rows; of the metadata 128 are"):
+    with pytest.raises(CheckpointError, match=r"`blk\.0\.attn_qkv\.weight` has 513 rows; of the metadata 256 are"):
         numbers(path)

@@ -86,6 +86,7 @@ def config_fields(header: GgufHeader) -> Fields:
     fields |= own
     if scaling:
         fields["rope_scaling"] = {"rope_type": "default", **scaling}
+    metadata.warn_of_unread(metadata.architecture)
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -9,8 +9,6 @@ TEXT = 1
 """The type of tokens of texts."""
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _ALL_ENDS, _SUPPRESSED = "tokenizer.ggml.eos_token_ids", "tokenizer.ggml.suppress_tokens"
-GENERATION_KEYS = (*_END_KEYS, _ALL_ENDS, _SUPPRESSED)
-"""The keys of tokens that are read here."""
 _ENDS = frozenset(
     {
         "<|eot_id|>",
@@ -40,8 +38,8 @@ _HARMONY_END, _MESSAGE_END = "<|return|>", "<|end|>"
 def end_token_ids(header: GgufHeader) -> tuple[int, ...]:
     """Return the tokens that end an answer: those that the file names, and those that are known as ends.
 
-    Known ones are of any type but that of texts: fine-tunes have them as user-defined ones too. Of gpt-oss `<|end|>` is none, even where a file names it: an
-    answer's thoughts end so, before its text.
+    Known ones are of any type but that of texts: fine-tunes have them as user-defined ones too. Of gpt-oss `<|end|>`
+    is none, even where a file names it: an answer's thoughts end so, before its text.
 
     Raises:
         CheckpointError: a value of the metadata is of another type.

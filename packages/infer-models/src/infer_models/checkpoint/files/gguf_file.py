@@ -193,8 +193,10 @@ def _parts(
         return [tensor]
     heads = metadata.count(_HEADS["attn_q"])
     queries = output.shape[-1] * (2 if architecture.has_query_gates else 1)
-    keys = output.shape[-1] // max(heads, 1) * metadata.count_of_layer(
-        _HEADS["attn_k"], int(layer.removeprefix("blk.")), heads
+    keys = (
+        output.shape[-1]
+        // max(heads, 1)
+        * metadata.count_of_layer(_HEADS["attn_k"], int(layer.removeprefix("blk.")), heads)
     )
     values = tensor.shape[0] - queries - keys
     if values not in (0, keys):

@@ -1,0 +1,420 @@
+"""llama.cpp's own converter and server, on drawn checkpoints that `transformers` makes.
+
+A draw is a family at drawn sizes and fields, a type of weights, and switches of the converter. Weights are rounded to the
+type before the checkpoint is saved, so that nothing is lost. The file then has the configuration and the weights of the
+checkpoint, and 24 greedy tokens of `transformers`; those of llama.cpp's server where `INFER_LLAMA_SERVER` names it.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from infer_models import CausalView, load_model
+from infer_models.checkpoint import read_checkpoint_config
+from infer_models.config import ModelConfig
+from infer_models.testing import save_tiny, save_tiny_tokenizer
+
+CPU = torch.device("cpu")
+SERVER = os.environ.get("INFER_LLAMA_SERVER")
+PROMPT = [3 + (37 * i + i // 9) % 300 for i in range(44)]
+NUM_TOKENS = 24
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+TYPES = ("f32", "f16", "bf16", "q8_0")
+NOT_CARRIED: Mapping[str, str] = MappingProxyType(
+    {
+        "windows": "files of `llama` have no key of a sliding window, and llama.cpp computes Mistral without one",
+        "layers without positions": "the converter writes none of `no_rope_layers`; llama.cpp leaves out every fourth",
+    }
+)
+"""Fields that the converter does not write: what they change is no fault of a reader."""
+
+Draw = Callable[[random.Random], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A drawn checkpoint, and how it is converted."""
+
+    family: str
+    fields: Mapping[str, Any]
+    kind: str
+    switches: Sequence[str]
+    rungs: frozenset[str] = frozenset()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.kind} {' '.join(self.switches)} {json.dumps(self.fields)}"
+
+
+def rope(draw: random.Random, kinds: Sequence[str] = ("default", "linear", "yarn", "llama3")) -> dict[str, Any]:
+    theta = draw.choice([1e4, 5e5, 1e6])
+    scaling: dict[str, Any] = {"rope_type": draw.choice(kinds), "rope_theta": theta}
+    factor = draw.choice([2.0, 4.0, 8.0])
+    match scaling["rope_type"]:
+        case "linear":
+            scaling |= {"factor": factor}
+        case "yarn":
+            scaling |= {"factor": factor, "original_max_position_embeddings": draw.choice([32, 128])}
+            scaling |= draw.choice([{}, {"beta_fast": 16.0, "beta_slow": 2.0}])
+        case "llama3":
+            scaling |= {"factor": factor, "original_max_position_embeddings": draw.choice([32, 8192])}
+            scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return scaling
+
+
+def sizes(draw: random.Random) -> dict[str, Any]:
+    heads, kv_heads = draw.choice([(4, 2), (4, 4), (4, 1), (2, 2)])
+    return {
+        "hidden_size": draw.choice([64, 128]),
+        "intermediate_size": draw.choice([64, 96]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": draw.choice([16, 32, 64]),
+        "vocab_size": draw.choice([328, 352]),
+        "rms_norm_eps": draw.choice([1e-5, 1e-6]),
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+
+
+def plain(draw: random.Random) -> dict[str, Any]:
+    return {"num_hidden_layers": draw.randint(1, 4), "rope_parameters": rope(draw)}
+
+
+def divided(draw: random.Random) -> dict[str, Any]:
+    """Heads that divide the hidden size, for those whose converter knows no others."""
+    heads = draw.choice([2, 4])
+    kv_heads = draw.choice([heads, 1])
+    return plain(draw) | {"hidden_size": 64, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 64 // heads}
+
+
+def biased(draw: random.Random) -> dict[str, Any]:
+    return {"attention_bias": draw.random() < 0.3, "mlp_bias": draw.random() < 0.3}
+
+
+def experts(draw: random.Random) -> dict[str, Any]:
+    count = draw.choice([4, 6])
+    return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": draw.randint(1, 3)}
+
+
+def windowed(draw: random.Random, every: int) -> dict[str, Any]:
+    """Layers of which every fourth, or sixth, is full, as the converter takes for granted where it writes no pattern."""
+    layers = draw.randint(1, every + 1)
+    kinds = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
+    return {"num_hidden_layers": layers, "layer_types": kinds, "sliding_window": draw.choice([8, 16])}
+
+
+def of_both_kinds(full: dict[str, Any], sliding_theta: float) -> dict[str, Any]:
+    return {"rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": sliding_theta}}}
+
+
+def gemma3(draw: random.Random) -> dict[str, Any]:
+    head_dim = draw.choice([16, 32])
+    fields = windowed(draw, 6) | of_both_kinds(rope(draw, ["default", "linear"]), 1e4)
+    return fields | {"head_dim": head_dim, "query_pre_attn_scalar": head_dim, "tie_word_embeddings": True}
+
+
+def olmo3(draw: random.Random) -> dict[str, Any]:
+    full = rope(draw, ["default", "yarn"])
+    return windowed(draw, 4) | of_both_kinds(full, full["rope_theta"]) | {"head_dim": 16, "hidden_size": 64, "num_attention_heads": 4}
+
+
+def phi3(draw: random.Random) -> dict[str, Any]:
+    pairs = 12
+    scaled = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + draw.random() for _ in range(pairs)],
+        "long_factor": [1.0 + 4 * draw.random() for _ in range(pairs)],
+        "original_max_position_embeddings": draw.choice([32, 128]),
+    }
+    return {
+        "num_hidden_layers": draw.randint(1, 3),
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "num_key_value_heads": draw.choice([4, 2]),
+        "sliding_window": None,
+        "rope_parameters": draw.choice([scaled, {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}]),
+        "original_max_position_embeddings": 512 if scaled is None else scaled["original_max_position_embeddings"],
+    }
+
+
+def ministral3(draw: random.Random) -> dict[str, Any]:
+    scaled = rope(draw, ["yarn"]) | {"mscale": 1.0, "mscale_all_dim": draw.choice([1.0, 0.5])}
+    return {"num_hidden_layers": draw.randint(1, 3), "rope_parameters": scaled | {"llama_4_scaling_beta": 0.1}}
+
+
+def gpt_oss(draw: random.Random) -> dict[str, Any]:
+    layers = draw.randint(1, 4)
+    kinds = [SLIDING if layer % 2 == 0 else FULL for layer in range(layers)]
+    scaled = rope(draw, ["yarn"]) | {"truncate": False}
+    return experts(draw) | {"num_hidden_layers": layers, "layer_types": kinds, "rope_parameters": scaled, "head_dim": 32}
+
+
+def smollm3(draw: random.Random) -> dict[str, Any]:
+    layers = draw.randint(1, 5)
+    usual = [int((layer + 1) % 4 != 0) for layer in range(layers)]
+    other = [draw.randint(0, 1) for _ in range(layers)]
+    return divided(draw) | {"num_hidden_layers": layers, "no_rope_layers": draw.choice([usual, usual, other])}
+
+
+def linear(draw: random.Random) -> dict[str, Any]:
+    keys = draw.choice([1, 2])
+    return {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": keys * draw.choice([1, 2, 3]),
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "num_experts_per_tok": draw.randint(1, 3),
+    }
+
+
+def granite(draw: random.Random) -> dict[str, Any]:
+    scales = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    return divided(draw) | biased(draw) | {name: round(0.1 + 2 * draw.random(), 2) for name in scales}
+
+
+FAMILIES: Mapping[str, Draw] = MappingProxyType(
+    {
+        "llama": lambda draw: plain(draw) | biased(draw),
+        "mistral": lambda draw: plain(draw) | {"sliding_window": draw.choice([None, None, 8])},
+        "ministral3": ministral3,
+        "mixtral": lambda draw: plain(draw) | experts(draw),
+        "qwen2": divided,
+        "qwen3": plain,
+        "qwen3_moe": lambda draw: plain(draw) | experts(draw) | {"moe_intermediate_size": 64},
+        "gemma3": gemma3,
+        "gemma4": lambda draw: {"final_logit_softcapping": draw.choice([None, 30.0])},
+        "gemma4_moe": lambda draw: {"moe_intermediate_size": 64},
+        "phi3": phi3,
+        "olmo2": divided,
+        "olmo3": olmo3,
+        "granite": granite,
+        "smollm3": smollm3,
+        "gpt_oss": gpt_oss,
+        "lfm2": lambda draw: {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_key_value_heads": draw.choice([1, 2])},
+        "qwen3_5": linear,
+        "qwen3_5_moe": linear,
+        "qwen3_next": linear,
+    }
+)
+OF_OWN_SIZES = frozenset({"gemma4", "gemma4_moe"})
+WITH_MTP = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+
+
+def drawn(seed: int) -> Case:
+    """Return a case; families come in turns."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    family = list(FAMILIES)[seed % len(FAMILIES)]
+    fields = ({"vocab_size": 320} if family in OF_OWN_SIZES else sizes(draw)) | FAMILIES[family](draw)
+    switches = ["--no-mtp"] if family in WITH_MTP else []
+    if draw.random() < 0.5:
+        switches.append("--fuse-qkv")
+    if "moe" in family and draw.random() < 0.5:
+        switches.append("--fuse-gate-up-exps")
+    if draw.random() < 0.3:
+        switches += ["--split-max-tensors", str(draw.choice([5, 9]))]
+    rungs = set()
+    if family == "mistral" and fields["sliding_window"]:
+        rungs.add("windows")
+    usual = [int((layer + 1) % 4 != 0) for layer in range(fields.get("num_hidden_layers", 0))]
+    if fields.get("no_rope_layers", usual) != usual:
+        rungs.add("layers without positions")
+    return Case(
+        family=family, fields=fields, kind=draw.choice(TYPES), switches=switches, rungs=frozenset(rungs)
+    )
+
+
+def rounded(name: str, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return the numbers that a type keeps."""
+    if kind == "f32" or tensor.dim() < 2:
+        return tensor
+    if kind == "q8_0" and tensor.shape[-1] % 32 == 0:
+        of = gguf.GGMLQuantizationType.Q8_0
+        rows = tensor.reshape(-1, tensor.shape[-1]).numpy()
+        return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, of), of)).reshape(tensor.shape)
+    return tensor.to(torch.bfloat16 if kind == "bf16" else torch.float16).float()
+
+
+def save(case: Case, folder: Path, seed: int) -> Any:
+    """Save a drawn checkpoint with weights that its type keeps; return the `transformers` model."""
+    save_tiny(case.family, folder, seed=seed, **case.fields)
+    save_tiny_tokenizer(folder)
+    path = folder / "model.safetensors"
+    save_file(
+        {name: rounded(name, each, case.kind).contiguous() for name, each in load_file(path).items()},
+        path,
+        metadata={"format": "pt"},
+    )
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+class Converter:
+    """The running converter of llama.cpp."""
+
+    def __init__(self, source: Path) -> None:
+        """Start it."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-B", str(Path(__file__).with_name("convert.py")), str(source)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def convert(self, folder: Path, case: Case) -> Path:
+        """Return the file of a checkpoint, of a split one the first part; skips nothing: a refusal is an assertion."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        arguments = [str(folder), "--outfile", str(folder / "model.gguf"), "--outtype", case.kind, *case.switches]
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        answer = next((line for line in self._process.stdout if line.startswith("answer: ")), "answer: ended")
+        assert answer == 'answer: ""\n', answer
+        return next(iter(sorted(folder.glob("*.gguf"))))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def converter(llama_cpp: Path) -> Iterator[Converter]:
+    """The converter, which needs packages of the test group alone."""
+    made = Converter(llama_cpp)
+    yield made
+    made.close()
+
+
+def same_configuration(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
+    """Yield how two configurations differ, but for dtypes and the names of families."""
+    for name in ours.__slots__:
+        found, right = getattr(ours, name), getattr(theirs, name)
+        if name == "ropes":
+            yield from same_frequencies(ours, theirs)
+        elif name not in ("dtype", "quantization", "model_type", "max_position_embeddings") and found != right:
+            yield f"`{name}` is {found}, not {right}"
+
+
+def same_frequencies(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
+    """Yield the layers whose positions rotate otherwise."""
+    for layer, pair in enumerate(zip(ours.ropes, theirs.ropes, strict=True)):
+        tables = []
+        for config, each in zip((ours, theirs), pair, strict=True):
+            if each is None:
+                tables.append(None)
+                continue
+            dim = each.rotary_dim or config.heads_of(layer).head_dim
+            periods = each.theta ** (torch.arange(0, dim, 2) / dim)
+            of = [each.scaling.frequencies(periods, theta=each.theta, is_long=is_long) for is_long in (False, True)]
+            tables.append(torch.cat([*of, torch.tensor([each.scaling.attention_factor])]))
+        found, right = tables
+        if (found is None) != (right is None) or (
+            found is not None and right is not None and not torch.allclose(found, right, rtol=1e-5, atol=0)
+        ):
+            yield f"layer {layer} rotates by {pair[0]}, not {pair[1]}"
+
+
+def differences(case: Case, path: Path, folder: Path, twin: Any) -> Iterator[str]:
+    """Yield how a file differs from its checkpoint, and from `transformers`."""
+    yield from same_configuration(read_checkpoint_config(path), read_checkpoint_config(folder))
+    ours, right = (load_model(each, device=CPU, dtype=torch.float32, quantization="none") for each in (path, folder))
+    weights = dict(right.named_parameters())
+    for name, found in ours.named_parameters():
+        exact = found.dim() > 1
+        if not torch.allclose(found, weights[name], rtol=0, atol=0 if exact else 1e-6):
+            yield f"weight `{name}`"
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        for _ in range(NUM_TOKENS):
+            ids = torch.cat([ids, twin(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        logits = ours(ids[0, :-1], torch.arange(ids.shape[1] - 1), CausalView())[len(PROMPT) - 1 :]
+    tokens, expected = logits.argmax(-1).tolist(), ids[0, len(PROMPT) :].tolist()
+    if tokens != expected:
+        yield f"tokens {tokens}, not {expected}"
+    if SERVER and case.kind == "f32":
+        theirs = served(path)
+        if theirs != expected[: len(theirs)] or not theirs:
+            yield f"llama.cpp's tokens are {theirs}, not {expected}"
+
+
+def served(path: Path) -> list[int]:
+    """Return the greedy tokens of llama.cpp's server, up to an end."""
+    assert SERVER is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [SERVER, "-m", str(path), "--port", str(port), "-c", "256", "-np", "1", "-t", "1", "--no-warmup"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    body = {"prompt": PROMPT, "n_predict": NUM_TOKENS, "temperature": 0, "return_tokens": True, "cache_prompt": False}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/completion",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310 - our own server
+                    return [int(each) for each in json.load(reply)["tokens"]]
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    return []
+                time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wrong(seeds: Sequence[int], converter: Converter, folder: Path) -> list[str]:
+    """Return what differs without a reason, a draw each."""
+    found = []
+    for seed in seeds:
+        case, place = drawn(seed), folder / str(seed)
+        try:
+            twin = save(case, place, seed)
+            path = converter.convert(place, case)
+            differs = list(differences(case, path, place, twin))
+        except Exception as error:  # noqa: BLE001 - refusals are differences too
+            differs = [f"{type(error).__name__}: {error}"[:300]]
+        if differs and not case.rungs:
+            found.append(f"draw {seed}: {case}: {'; '.join(differs)}"[:900])
+    return found
+
+
+def test_a_handful_of_converted_checkpoints_is_as_transformers_has_them(
+    converter: Converter, tmp_path: Path, figure: Callable[[str, int, Sequence[str]], None]
+) -> None:
+    seeds = range(3)
+    figure("converter", len(seeds), wrong(seeds, converter, tmp_path))
+
+
+@pytest.mark.full
+def test_converted_checkpoints_are_as_transformers_has_them(
+    converter: Converter, tmp_path: Path, figure: Callable[[str, int, Sequence[str]], None]
+) -> None:
+    seeds = range(300)
+    figure("converter", len(seeds), wrong(seeds, converter, tmp_path))
