@@ -1,4 +1,4 @@
-"""Runs llama.cpp's converter: a program that takes the converter's arguments, a JSON list a line, and answers a line each.
+"""Runs llama.cpp's converter: a program that takes its arguments, a JSON list a line, and answers a line each.
 
     python convert.py FOLDER        the folder of llama.cpp's source
 
@@ -36,4 +36,4 @@ for line in sys.stdin:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the answer
         fault = f"{type(error).__name__}: {error} {traceback.extract_tb(error.__traceback__)[-1]}"
-    print("answer:", json.dumps(fault), flush=True)  # noqa: T201 - a program
+    print("answer:", json.dumps(fault), flush=True)

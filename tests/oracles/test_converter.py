@@ -1,8 +1,9 @@
 """llama.cpp's own converter and server, on drawn checkpoints that `transformers` makes.
 
-A draw is a family at drawn sizes and fields, a type of weights, and switches of the converter. Weights are rounded to the
-type before the checkpoint is saved, so that nothing is lost. The file then has the configuration and the weights of the
-checkpoint, and 24 greedy tokens of `transformers`; those of llama.cpp's server where `INFER_LLAMA_SERVER` names it.
+A draw is a family at drawn sizes and fields, a type of weights, and switches of the converter. Weights are rounded to
+the type before the checkpoint is saved, so that nothing is lost. The file then has the configuration and the weights of
+the checkpoint, and 24 greedy tokens of `transformers`; those of llama.cpp's server too, where `INFER_LLAMA_SERVER`
+names it.
 """
 
 import json
@@ -14,18 +15,17 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import gguf
 from infer_models import CausalView, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config import ModelConfig
@@ -40,6 +40,7 @@ TYPES = ("f32", "f16", "bf16", "q8_0")
 NOT_CARRIED: Mapping[str, str] = MappingProxyType(
     {
         "windows": "files of `llama` have no key of a sliding window, and llama.cpp computes Mistral without one",
+        "llama3": "the converter writes factors of Llama 3's scaling for the classes that are made of Llama's alone",
         "layers without positions": "the converter writes none of `no_rope_layers`; llama.cpp leaves out every fourth",
     }
 )
@@ -56,11 +57,11 @@ class Case:
     fields: Mapping[str, Any]
     kind: str
     switches: Sequence[str]
-    rungs: frozenset[str] = frozenset()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    rung: str | None = None
+    of_ollama: bool = False
 
     def __str__(self) -> str:
-        return f"{self.family} {self.kind} {' '.join(self.switches)} {json.dumps(self.fields)}"
+        return f"{self.family} {self.kind} {' '.join(self.switches)} {self.of_ollama} {json.dumps(self.fields)}"
 
 
 def rope(draw: random.Random, kinds: Sequence[str] = ("default", "linear", "yarn", "llama3")) -> dict[str, Any]:
@@ -101,7 +102,12 @@ def divided(draw: random.Random) -> dict[str, Any]:
     """Heads that divide the hidden size, for those whose converter knows no others."""
     heads = draw.choice([2, 4])
     kv_heads = draw.choice([heads, 1])
-    return plain(draw) | {"hidden_size": 64, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 64 // heads}
+    return plain(draw) | {
+        "hidden_size": 64,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 64 // heads,
+    }
 
 
 def biased(draw: random.Random) -> dict[str, Any]:
@@ -114,7 +120,7 @@ def experts(draw: random.Random) -> dict[str, Any]:
 
 
 def windowed(draw: random.Random, every: int) -> dict[str, Any]:
-    """Layers of which every fourth, or sixth, is full, as the converter takes for granted where it writes no pattern."""
+    """Layers of which every fourth, or sixth, is full, as the converter takes for granted."""
     layers = draw.randint(1, every + 1)
     kinds = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
     return {"num_hidden_layers": layers, "layer_types": kinds, "sliding_window": draw.choice([8, 16])}
@@ -127,12 +133,17 @@ def of_both_kinds(full: dict[str, Any], sliding_theta: float) -> dict[str, Any]:
 def gemma3(draw: random.Random) -> dict[str, Any]:
     head_dim = draw.choice([16, 32])
     fields = windowed(draw, 6) | of_both_kinds(rope(draw, ["default", "linear"]), 1e4)
-    return fields | {"head_dim": head_dim, "query_pre_attn_scalar": head_dim, "tie_word_embeddings": True}
+    own = {"vocab_size": 320, "tie_word_embeddings": True}  # rows without tokens are cut by the converter
+    return fields | own | {"head_dim": head_dim, "query_pre_attn_scalar": head_dim}
 
 
 def olmo3(draw: random.Random) -> dict[str, Any]:
     full = rope(draw, ["default", "yarn"])
-    return windowed(draw, 4) | of_both_kinds(full, full["rope_theta"]) | {"head_dim": 16, "hidden_size": 64, "num_attention_heads": 4}
+    return (
+        windowed(draw, 4)
+        | of_both_kinds(full, full["rope_theta"])
+        | {"head_dim": 16, "hidden_size": 64, "num_attention_heads": 4}
+    )
 
 
 def phi3(draw: random.Random) -> dict[str, Any]:
@@ -152,8 +163,10 @@ def phi3(draw: random.Random) -> dict[str, Any]:
         "head_dim": 32,
         "num_key_value_heads": draw.choice([4, 2]),
         "sliding_window": None,
-        "rope_parameters": draw.choice([scaled, {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}]),
-        "original_max_position_embeddings": 512 if scaled is None else scaled["original_max_position_embeddings"],
+        "rope_parameters": draw.choice(
+            [scaled, {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}]
+        ),
+        "original_max_position_embeddings": scaled["original_max_position_embeddings"],
     }
 
 
@@ -166,7 +179,12 @@ def gpt_oss(draw: random.Random) -> dict[str, Any]:
     layers = draw.randint(1, 4)
     kinds = [SLIDING if layer % 2 == 0 else FULL for layer in range(layers)]
     scaled = rope(draw, ["yarn"]) | {"truncate": False}
-    return experts(draw) | {"num_hidden_layers": layers, "layer_types": kinds, "rope_parameters": scaled, "head_dim": 32}
+    return experts(draw) | {
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "rope_parameters": scaled,
+        "head_dim": 32,
+    }
 
 
 def smollm3(draw: random.Random) -> dict[str, Any]:
@@ -185,8 +203,6 @@ def linear(draw: random.Random) -> dict[str, Any]:
         "linear_value_head_dim": 16,
         "head_dim": 32,
         "intermediate_size": 64,
-        "moe_intermediate_size": 64,
-        "num_experts_per_tok": draw.randint(1, 3),
     }
 
 
@@ -206,20 +222,31 @@ FAMILIES: Mapping[str, Draw] = MappingProxyType(
         "qwen3_moe": lambda draw: plain(draw) | experts(draw) | {"moe_intermediate_size": 64},
         "gemma3": gemma3,
         "gemma4": lambda draw: {"final_logit_softcapping": draw.choice([None, 30.0])},
-        "gemma4_moe": lambda draw: {"moe_intermediate_size": 64},
+        "gemma4_moe": lambda _: {"moe_intermediate_size": 64},
         "phi3": phi3,
         "olmo2": divided,
         "olmo3": olmo3,
         "granite": granite,
         "smollm3": smollm3,
         "gpt_oss": gpt_oss,
-        "lfm2": lambda draw: {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_key_value_heads": draw.choice([1, 2])},
+        "lfm2": lambda draw: {
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "head_dim": 16,
+            "num_key_value_heads": draw.choice([1, 2]),
+        },
         "qwen3_5": linear,
-        "qwen3_5_moe": linear,
-        "qwen3_next": linear,
+        "qwen3_5_moe": lambda draw: (
+            linear(draw) | {"moe_intermediate_size": 64, "num_experts_per_tok": draw.randint(1, 3)}
+        ),
+        "qwen3_next": lambda draw: (
+            linear(draw) | {"moe_intermediate_size": 64, "num_experts_per_tok": draw.randint(1, 3)}
+        ),
     }
 )
 OF_OWN_SIZES = frozenset({"gemma4", "gemma4_moe"})
+WITH_FACTORS = ("llama", "mistral", "mixtral", "granite", "smollm3")
+WITH_JOINED_EXPERTS = ("gemma4_moe", "qwen3_5_moe", "qwen3_next")
 WITH_MTP = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
@@ -231,23 +258,62 @@ def drawn(seed: int) -> Case:
     switches = ["--no-mtp"] if family in WITH_MTP else []
     if draw.random() < 0.5:
         switches.append("--fuse-qkv")
-    if "moe" in family and draw.random() < 0.5:
+    if family in WITH_JOINED_EXPERTS and draw.random() < 0.5:
         switches.append("--fuse-gate-up-exps")
     if draw.random() < 0.3:
         switches += ["--split-max-tensors", str(draw.choice([5, 9]))]
-    rungs = set()
-    if family == "mistral" and fields["sliding_window"]:
-        rungs.add("windows")
-    usual = [int((layer + 1) % 4 != 0) for layer in range(fields.get("num_hidden_layers", 0))]
-    if fields.get("no_rope_layers", usual) != usual:
-        rungs.add("layers without positions")
+    of_ollama = family == "gemma3" and draw.random() < 0.5
+    if of_ollama:  # whose files say the kind of each layer
+        switches = [each for each in switches if each == "--fuse-qkv"]
+        fields |= {"layer_types": [draw.choice([FULL, SLIDING]) for _ in fields["layer_types"]]}
     return Case(
-        family=family, fields=fields, kind=draw.choice(TYPES), switches=switches, rungs=frozenset(rungs)
+        family=family,
+        fields=fields,
+        kind=draw.choice(TYPES),
+        switches=switches,
+        rung=rung_of(family, fields),
+        of_ollama=of_ollama,
     )
 
 
-def rounded(name: str, tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the numbers that a type keeps."""
+def rung_of(family: str, fields: Mapping[str, Any]) -> str | None:
+    """Return the reason of `NOT_CARRIED` for which a file cannot be as its checkpoint; None: there is none."""
+    usual = [int((layer + 1) % 4 != 0) for layer in range(fields.get("num_hidden_layers", 0))]
+    if fields.get("no_rope_layers", usual) != usual:
+        return "layers without positions"
+    if fields.get("rope_parameters", {}).get("rope_type") == "llama3" and family not in WITH_FACTORS:
+        return "llama3"
+    return "windows" if family == "mistral" and fields["sliding_window"] else None
+
+
+def as_ollama(path: Path, case: Case) -> None:
+    """Write a file of Gemma 3 anew with the keys that Ollama's converter writes."""
+    reader, new = gguf.GGUFReader(path), path.with_name("new")
+    writer = gguf.GGUFWriter(new, "gemma3")
+    left_out = ("GGUF.", "general.architecture", "gemma3.rope.freq_base", "gemma3.rope.dimension_count")
+    for key, field in reader.fields.items():
+        if not key.startswith(left_out):
+            item = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], item)
+    for name, kind in {"global": FULL, "local": SLIDING}.items():
+        theta = case.fields["rope_parameters"][kind]["rope_theta"]
+        writer.add_float32(f"gemma3.rope.{name}.freq_base", theta)
+    writer.add_array(
+        "gemma3.attention.sliding_window_pattern", [each == SLIDING for each in case.fields["layer_types"]]
+    )
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    new.rename(path)
+
+
+def rounded(tensor: torch.Tensor, kind: str, *, has_columns_first: bool) -> torch.Tensor:
+    """Return the numbers that a type keeps; experts of gpt-oss have the columns of files as rows."""
+    if has_columns_first and tensor.dim() == 3:
+        return rounded(tensor.mT.contiguous(), kind, has_columns_first=False).mT
     if kind == "f32" or tensor.dim() < 2:
         return tensor
     if kind == "q8_0" and tensor.shape[-1] % 32 == 0:
@@ -262,11 +328,11 @@ def save(case: Case, folder: Path, seed: int) -> Any:
     save_tiny(case.family, folder, seed=seed, **case.fields)
     save_tiny_tokenizer(folder)
     path = folder / "model.safetensors"
-    save_file(
-        {name: rounded(name, each, case.kind).contiguous() for name, each in load_file(path).items()},
-        path,
-        metadata={"format": "pt"},
-    )
+    tensors = {
+        name: rounded(each, case.kind, has_columns_first=case.family == "gpt_oss").contiguous()
+        for name, each in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -284,7 +350,7 @@ class Converter:
         )
 
     def convert(self, folder: Path, case: Case) -> Path:
-        """Return the file of a checkpoint, of a split one the first part; skips nothing: a refusal is an assertion."""
+        """Return the file of a checkpoint, of a split one the first part."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         arguments = [str(folder), "--outfile", str(folder / "model.gguf"), "--outtype", case.kind, *case.switches]
@@ -314,6 +380,10 @@ def same_configuration(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         found, right = getattr(ours, name), getattr(theirs, name)
         if name == "ropes":
             yield from same_frequencies(ours, theirs)
+        elif name == "moe" and found is not None and right is not None:
+            apart = replace(right, are_stored_apart=found.are_stored_apart)  # parts of an expert are in files so or so
+            if found != apart:
+                yield f"`moe` is {found}, not {right}"
         elif name not in ("dtype", "quantization", "model_type", "max_position_embeddings") and found != right:
             yield f"`{name}` is {found}, not {right}"
 
@@ -350,7 +420,8 @@ def differences(case: Case, path: Path, folder: Path, twin: Any) -> Iterator[str
     with torch.inference_mode():
         for _ in range(NUM_TOKENS):
             ids = torch.cat([ids, twin(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-        logits = ours(ids[0, :-1], torch.arange(ids.shape[1] - 1), CausalView())[len(PROMPT) - 1 :]
+        positions = torch.arange(ids.shape[1] - 1) + ours.first_position(ids.shape[1])
+        logits = ours(ids[0, :-1], positions, CausalView())[len(PROMPT) - 1 :]
     tokens, expected = logits.argmax(-1).tolist(), ids[0, len(PROMPT) :].tolist()
     if tokens != expected:
         yield f"tokens {tokens}, not {expected}"
@@ -397,11 +468,13 @@ def wrong(seeds: Sequence[int], converter: Converter, folder: Path) -> list[str]
         try:
             twin = save(case, place, seed)
             path = converter.convert(place, case)
+            if case.of_ollama:
+                as_ollama(path, case)
             differs = list(differences(case, path, place, twin))
         except Exception as error:  # noqa: BLE001 - refusals are differences too
             differs = [f"{type(error).__name__}: {error}"[:300]]
-        if differs and not case.rungs:
-            found.append(f"draw {seed}: {case}: {'; '.join(differs)}"[:900])
+        if differs and case.rung is None:
+            found.append(f"draw {seed}: {'; '.join(differs)[:400]} of {case}")
     return found
 
 

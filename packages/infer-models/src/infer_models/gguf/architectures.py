@@ -254,7 +254,12 @@ def _olmo2(metadata: Metadata, header: GgufHeader) -> Fields:
     window = metadata.optional_count(_WINDOW)
     if window is None:
         return {}
-    return {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(metadata, every=4)}
+    return {
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": _layer_types(metadata, every=4),
+        "rope_local_base_freq": metadata.optional_number(".rope.freq_base_swa"),
+    }
 
 
 def _layer_types(metadata: Metadata, *, every: int) -> list[str]:

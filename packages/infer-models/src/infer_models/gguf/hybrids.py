@@ -69,6 +69,7 @@ def _qwen35(metadata: Metadata, header: GgufHeader) -> Fields:
 
 def _layer_types(metadata: Metadata, layers: int) -> list[str]:
     """Return the kind of each layer: that of the metadata, or every fourth attends."""
+    every = metadata.count(_INTERVAL, 4)
     if metadata.is_array(_STATE_LAYERS):
         have_states = metadata.numbers(_STATE_LAYERS)
         if len(have_states) != metadata.count(".block_count"):
@@ -77,7 +78,6 @@ def _layer_types(metadata: Metadata, layers: int) -> list[str]:
     heads = metadata.numbers(_KV_HEADS) if metadata.is_array(_KV_HEADS) else []  # as Ollama writes it
     if len(heads) == metadata.count(".block_count"):
         return [_FULL if each else _LINEAR for each in heads[:layers]]
-    every = metadata.count(_INTERVAL, 4)
     if not every:
         raise metadata.invalid(_INTERVAL, "a whole number above 0")
     return [_FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(layers)]
