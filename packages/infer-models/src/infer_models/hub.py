@@ -55,8 +55,8 @@ def resolve_checkpoint(model: str | None) -> Path:
     """Return a checkpoint's folder or GGUF file, downloading it from the Hugging Face Hub where it is not here.
 
     Args:
-        model: a folder; a GGUF file, or a folder with nothing but one; a Hub id such as `Qwen/Qwen3-0.6B`, or with the
-            kind of a GGUF file, such as `Qwen/Qwen3-0.6B-GGUF:Q4_K_M`; a model of Ollama's such as
+        model: a folder; a GGUF file, or a folder with one and no other weights; a Hub id such as `Qwen/Qwen3-0.6B`, or
+            with the kind of a GGUF file, such as `Qwen/Qwen3-0.6B-GGUF:Q4_K_M`; a model of Ollama's such as
             `ollama:llama3.2:1b`; `infer-demo` or `SmolLM2-135M-Instruct`; None: the default of these two.
 
     Raises:
@@ -75,7 +75,8 @@ def resolve_checkpoint(model: str | None) -> Path:
         return ollama_file(model)
     path = Path(model).expanduser()
     if path.is_dir():
-        return path if (path / "config.json").exists() else gguf_in(path) or path
+        is_other = (path / "config.json").exists() and any(path.glob("*.safetensors*"))
+        return path if is_other else gguf_in(path) or path
     if path.exists():
         if starts_as_gguf(path):
             return path

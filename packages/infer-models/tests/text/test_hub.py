@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # lazily exported
 
+import gguf
 from infer_models.errors import CheckpointError
 from infer_models.hub import (
     DEMO_MODEL_NAME,
@@ -19,6 +21,7 @@ from infer_models.hub import (
     recommended_sampling,
     resolve_checkpoint,
 )
+from infer_models.text import Tokenizer
 
 
 @pytest.fixture
@@ -130,7 +133,48 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds several GGUF models, such as owner/repo/model-00001"):
         resolve_checkpoint(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
+
+
+def save_header(path: Path, **metadata: str) -> Path:
+    """Write a GGUF file with one tensor, of keys of `general`."""
+    writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
+    for key, value in metadata.items():
+        writer.add_string(f"general.{key}", value)
+    writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_folder_with_a_configuration_and_a_gguf_model_alone_is_that_model(tmp_path: Path) -> None:
+    # oobabooga/textgen#5689, unslothai/unsloth#10352: repositories of GGUF files with a config.json
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+    model = save_header(tmp_path / "model-Q8_0.gguf", type="model")
+    assert resolve_checkpoint(str(tmp_path)) == model
+
+
+def test_files_beside_a_gguf_model_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    model = save_header(tmp_path / "model-Q8_0.gguf")
+    save_header(tmp_path / "model-imatrix.gguf", type="imatrix")
+    save_header(tmp_path / "lora.gguf", type="adapter")
+    save_header(tmp_path / "encoder.gguf", architecture="clip")
+    save_header(tmp_path / "model-mmproj-f16.gguf")
+    save_header(tmp_path / "mtp-model.gguf", type="model")
+    assert resolve_checkpoint(str(tmp_path)) == model
+
+
+@pytest.mark.parametrize("metadata", [{"type": "adapter"}, {"type": "imatrix"}, {"architecture": "clip"}])
+def test_a_gguf_file_that_is_no_model_says_so_before_it_misses_a_tokenizer(
+    metadata: dict[str, str], tmp_path: Path
+) -> None:
+    save_header(tmp_path / "other.gguf", **metadata)
+    with pytest.raises(CheckpointError, match=r"is no model: its `general\.type` is `\w+`; give the file of the model"):
+        Tokenizer.from_folder(resolve_checkpoint(str(tmp_path)))
 
 
 def test_of_the_hub_comes_the_gguf_file_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.processes.processors import limit_threads
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.protocol.config.speculation import Speculation
+from infer_engine.sampling.logit_edits import SuppressedTokens
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import kv_memory, resolve_device
@@ -89,6 +90,7 @@ def load_model_runner(
     model_config = ModelConfig.from_folder(folder)
     vocab_size = usable_vocab_size(tokenizer, model_config, folder)
     eos_token_ids = end_token_ids(tokenizer, folder, vocab_size=vocab_size)
+    suppressed = suppressed_tokens(folder)
     size = config.tensor_parallel_size
     _use_limits(config)
     if device.type == "cuda":
@@ -96,13 +98,15 @@ def load_model_runner(
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
     if size == 1:
         loaded = load_rank(config, folder, device=device)
-        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, suppressed=suppressed)
     check_tensor_parallel_size(model_config, size)
     workers = Workers(config, folder, device=device, options=rank_options)
     try:
         loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))
         workers.join()
-        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, workers=workers)
+        return _build_runner(
+            loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, suppressed=suppressed, workers=workers
+        )
     except BaseException:
         workers.close()
         raise
@@ -116,7 +120,12 @@ def _use_limits(config: EngineConfig) -> None:
 
 
 def _build_runner(
-    loaded: LoadedRank, *, vocab_size: int, eos_token_ids: frozenset[int], workers: Workers | None = None
+    loaded: LoadedRank,
+    *,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    suppressed: SuppressedTokens,
+    workers: Workers | None = None,
 ) -> LoadedRunner:
     """Size and allocate the KV cache, and build the runner over it."""
     config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
@@ -128,7 +137,13 @@ def _build_runner(
     )
 
     def new_sampler(vocab_size: int) -> Sampler:
-        return Sampler(vocab_size=vocab_size, max_rows=limits.max_rows, eos_token_ids=eos_token_ids, device=device)
+        return Sampler(
+            vocab_size=vocab_size,
+            max_rows=limits.max_rows,
+            eos_token_ids=eos_token_ids,
+            suppressed=suppressed,
+            device=device,
+        )
 
     def new_runner(vocab_size: int) -> ModelRunner:
         return ModelRunner(model, input_buffers=input_buffers, sampler=new_sampler(vocab_size), device=device)
@@ -299,3 +314,11 @@ def end_token_ids(tokenizer: Tokenizer, folder: Path, *, vocab_size: int) -> fro
     named = GenerationConfig.from_folder(folder).eos_token_ids
     own = tokenizer.eos_token_id
     return frozenset(named) if own is None or own >= vocab_size else frozenset({*named, own})
+
+
+def suppressed_tokens(folder: Path) -> SuppressedTokens:
+    """Return the tokens that the model is never to generate, such as those that stand for pictures."""
+    config = GenerationConfig.from_folder(folder)
+    return SuppressedTokens(
+        everywhere=frozenset(config.suppressed_token_ids), first=frozenset(config.first_suppressed_token_ids)
+    )

@@ -1,8 +1,8 @@
-"""Edits logits for `min_tokens`, `bad_words` and `logit_bias`.
+"""Edits logits for `min_tokens`, `bad_words`, `logit_bias` and the tokens that a model never generates.
 
     logit = logit + bias[token]
     logit = -inf        for tokens that end a request with fewer than `min_tokens` tokens
-    logit = -inf        for tokens that complete one of its `bad_words`
+    logit = -inf        for tokens that complete one of its `bad_words`, and those that the model suppresses
 
 The later rules win if several apply. Where a mask of allowed tokens and they leave no token, they give way. The tokens
 that end a request are its `stop_token_ids`, and the end-of-sequence ids unless `ignore_eos` is set.
@@ -40,6 +40,19 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuppressedTokens:
+    """Tokens that no request of a model gets.
+
+    Attributes:
+        everywhere: never generated.
+        first: never generated as the first token.
+    """
+
+    everywhere: frozenset[int] = frozenset()
+    first: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEdits:
     """The edits of one request.
 
@@ -47,6 +60,7 @@ class RequestEdits:
         min_tokens: number of generated tokens after which it may end.
         before: the edit up to that number; None edits nothing.
         after: the edit from that number on; None edits nothing.
+        at_first: the edit of the first generated token; None edits nothing.
         biases: the edit that forbids no token; None edits nothing.
         banned: sequences that it must not generate, of several tokens.
     """
@@ -54,31 +68,47 @@ class RequestEdits:
     min_tokens: int
     before: Edit | None
     after: Edit | None
+    at_first: Edit | None
     biases: Edit | None
     banned: BannedSequences
 
     def edit_of(self, request: Request, allowed: Bitmask | None) -> Edit | None:
         """Return the edit for the next token of `request`, of which `allowed` is the mask, if there is one."""
         edit = self.before if request.num_completion_tokens < self.min_tokens else self.after
+        edit = self.at_first if request.num_completion_tokens == 0 else edit
         if self.banned:
             edit = _forbid(edit, self.banned.forbidden_after(request.token_ids, request.num_prompt_tokens))
         if allowed is None or edit is self.biases or _leaves_any(allowed, edit):
             return edit
-        return self.after if edit is self.before and _leaves_any(allowed, self.after) else self.biases
+        is_stricter = edit is self.before or edit is self.at_first
+        return self.after if is_stricter and _leaves_any(allowed, self.after) else self.biases
 
 
-def plan_edits(request: Request, *, eos_token_ids: frozenset[int], vocab_size: int) -> RequestEdits | None:
+def plan_edits(
+    request: Request, *, eos_token_ids: frozenset[int], suppressed: SuppressedTokens, vocab_size: int
+) -> RequestEdits | None:
     """Return the edits for `request`, or None if there are none. Ids outside the vocabulary are ignored."""
     params = request.sampling
-    if not (params.logit_bias or params.min_tokens or request.banned_sequences):
+    is_suppressing = bool(suppressed.everywhere or suppressed.first)
+    if not (params.logit_bias or params.min_tokens or request.banned_sequences or is_suppressing):
         return None
     ending = set(params.stop_token_ids) if params.ignore_eos else eos_token_ids.union(params.stop_token_ids)
-    banned = {sequence[0]: -np.inf for sequence in request.banned_sequences if len(sequence) == 1}
+    forbidden = suppressed.everywhere.union(each[0] for each in request.banned_sequences if len(each) == 1)
     biases = _edit(params.logit_bias, vocab_size)
+
+    def forbidding(token_ids: frozenset[int]) -> Edit | None:
+        edited = params.logit_bias | dict.fromkeys(token_ids, -np.inf)
+        return _edit(edited, vocab_size) if token_ids else biases
+
+    before, after = forbidding(forbidden | ending), forbidding(forbidden)
+    at_first = before if params.min_tokens else after
+    if suppressed.first:
+        at_first = forbidding(forbidden | suppressed.first | (ending if params.min_tokens else frozenset()))
     return RequestEdits(
         min_tokens=params.min_tokens,
-        before=_edit(params.logit_bias | banned | dict.fromkeys(ending, -np.inf), vocab_size),
-        after=_edit(params.logit_bias | banned, vocab_size) if banned else biases,
+        before=before,
+        after=after,
+        at_first=at_first,
         biases=biases,
         banned=BannedSequences(sequence for sequence in request.banned_sequences if len(sequence) > 1),
     )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request
-from infer_engine.sampling.logit_edits import Bitmask, Edit, RequestEdits, plan_edits
+from infer_engine.sampling.logit_edits import Bitmask, Edit, RequestEdits, SuppressedTokens, plan_edits
 
 # Smaller numbers are 0 in fp32, and logits divided by 0 are all infinite.
 _LEAST_REPETITION = 1e-30
@@ -69,9 +69,12 @@ class SamplingParamsTable:
     The last row, which is also row -1, is that of requests that have ended: they need only the argmax.
     """
 
-    def __init__(self, *, max_rows: int, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self, *, max_rows: int, eos_token_ids: frozenset[int], suppressed: SuppressedTokens, vocab_size: int
+    ) -> None:
         """Create an empty table for requests with rows below `max_rows`."""
         self._eos_token_ids = eos_token_ids
+        self._suppressed = suppressed
         self._vocab_size = vocab_size
         max_rows += 1
         self._latest_requests: Sequence[Request] = ()
@@ -148,7 +151,12 @@ class SamplingParamsTable:
 
     def _read_params(self, request: Request) -> None:
         row, params = request.row, request.sampling
-        edits = plan_edits(request, eos_token_ids=self._eos_token_ids, vocab_size=self._vocab_size)
+        edits = plan_edits(
+            request,
+            eos_token_ids=self._eos_token_ids,
+            suppressed=self._suppressed,
+            vocab_size=self._vocab_size,
+        )
         columns = self._columns
         columns["seeds"][row] = request.seed
         columns["temperatures"][row] = 0.0 if params.is_greedy else params.temperature

@@ -3,7 +3,7 @@
     logits ──> log-probabilities, for the rows that need them, of the unedited logits
        │
        ├─ min_tokens: tokens that end the request are forbidden ┐
-       ├─ logit_bias, bad_words                                 ├─ in place, one rounding each
+       ├─ logit_bias, bad_words, tokens that are never generated├─ in place, one rounding each
        ├─ repetition, then frequency and presence penalties ────┤
        ├─ constraint: tokens not allowed by it are forbidden ───┘
        └─ temperature, min-p, top-k, top-p, one draw              `infer_kernels.sample`
@@ -22,7 +22,7 @@ from torch import Tensor
 from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.request import Request
 from infer_engine.sampling.draw_buffers import Draws
-from infer_engine.sampling.logit_edits import Bitmask, LogitEdits
+from infer_engine.sampling.logit_edits import Bitmask, LogitEdits, SuppressedTokens
 from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
 from infer_engine.sampling.metadata import PLAIN_DRAW, SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
@@ -33,6 +33,7 @@ from infer_kernels import Largest, apply_bitmask, greedy, sample
 logger = logging.getLogger(__name__)
 
 NO_ROWS: frozenset[int] = frozenset()
+NONE_SUPPRESSED = SuppressedTokens()
 
 
 class ChosenTokens(NamedTuple):
@@ -61,11 +62,21 @@ class Sampler:
     any batch, after preemption, and when a step is repeated.
     """
 
-    def __init__(self, *, vocab_size: int, max_rows: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_rows: int,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+        suppressed: SuppressedTokens = NONE_SUPPRESSED,
+    ) -> None:
         """Choose ids below `vocab_size` from logits on `device`, for requests with rows below `max_rows`."""
         self._vocab_size = vocab_size
         self._device = device
-        self._rows = SamplingParamsTable(max_rows=max_rows, eos_token_ids=eos_token_ids, vocab_size=vocab_size)
+        self._rows = SamplingParamsTable(
+            max_rows=max_rows, eos_token_ids=eos_token_ids, suppressed=suppressed, vocab_size=vocab_size
+        )
         self._edits = LogitEdits(device)
         self._penalties = Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of generation: the tokens that end a sequence, and how the model is meant to be sampled."""
+"""What a checkpoint says of generation: tokens that end a sequence or are never generated, and how to sample."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import text_fields
 from infer_models.gguf.architectures import sampling_fields
 from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
-from infer_models.gguf.end_tokens import end_token_ids
+from infer_models.gguf.end_tokens import end_token_ids, suppressed_token_ids
 from infer_models.hub import recommended_sampling
 
 TAKEN = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
@@ -31,8 +31,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "min_length": (0,),
         "exponential_decay_length_penalty": (),
         "bad_words_ids": ([],),
-        "suppress_tokens": ([],),
-        "begin_suppress_tokens": ([],),
         "sequence_bias": ({}, []),
         "forced_bos_token_id": (),
         "forced_eos_token_id": (),
@@ -59,9 +57,13 @@ class GenerationConfig:
 
     Attributes:
         eos_token_ids: tokens that end a sequence; empty where the checkpoint names none.
+        suppressed_token_ids: tokens that are never generated.
+        first_suppressed_token_ids: tokens that are never the first one of an answer.
     """
 
     eos_token_ids: tuple[int, ...]
+    suppressed_token_ids: tuple[int, ...] = ()
+    first_suppressed_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def from_folder(cls, folder: Path) -> "GenerationConfig":
@@ -71,14 +73,18 @@ class GenerationConfig:
             CheckpointError: a file is damaged, or `config.json` missing where it is needed.
         """
         if is_gguf(folder):
-            return cls(eos_token_ids=end_token_ids(read_model_header(folder)))
+            header = read_model_header(folder)
+            return cls(eos_token_ids=end_token_ids(header), suppressed_token_ids=suppressed_token_ids(header))
         path = folder / "generation_config.json"
-        if path.exists():
-            fields = JsonFields.from_file(path)
-            if "eos_token_id" in fields:
-                return cls(eos_token_ids=fields.token_ids("eos_token_id"))
-        fields, _ = text_fields(JsonFields.from_file(folder / "config.json"))
-        return cls(eos_token_ids=fields.token_ids("eos_token_id"))
+        fields = JsonFields.from_file(path) if path.exists() else JsonFields(path, {})
+        ends = fields
+        if "eos_token_id" not in fields:
+            ends, _ = text_fields(JsonFields.from_file(folder / "config.json"))
+        return cls(
+            eos_token_ids=ends.token_ids("eos_token_id"),
+            suppressed_token_ids=fields.token_ids("suppress_tokens"),
+            first_suppressed_token_ids=fields.token_ids("begin_suppress_tokens"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,15 @@ class Architecture:
 
     Attributes:
         model_type: family of its models.
-        own_fields: fields beside the common ones.
+        own_fields: fields beside the common ones, or in their place.
+        norm_epsilon: epsilon of norms where the file has none; None: it must have one.
         has_interleaved_heads: rows of queries and keys are stored in the order of rotated pairs.
         norm_shift: what the file has added to the weights of norms.
         unshifted: names of norms, within a layer, to which nothing was added.
         names: names of tensors that differ from the common ones; see `tensor_names`.
         scaling: fields of the scaling of positions that files leave out.
         has_states: layers may have no heads of keys and values.
+        has_query_gates: heads of queries are stored with as many rows of gates.
         layers_differ: heads of keys and values, widths of MLPs and rotations differ by layer; `own_fields` has them.
         rows: gets the name of a tensor within a layer and its number of rows, and returns the models' tensors within a
             layer that are stored in it, where their rows have another order: for each of their rows that of the file.
@@ -32,12 +34,14 @@ class Architecture:
 
     model_type: str
     own_fields: Callable[[Metadata, GgufHeader], Fields] = lambda *_: {}
+    norm_epsilon: float | None = None
     has_interleaved_heads: bool = False
     norm_shift: float = 0.0
     unshifted: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     scaling: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     has_states: bool = False
+    has_query_gates: bool = False
     layers_differ: bool = False
     rows: Callable[[Metadata, str, int], Mapping[str, Sequence[int]]] = lambda *_: {}
     columns_in_turns: str | None = None

@@ -14,13 +14,15 @@ from infer_models.gguf.gemma4 import GEMMA4
 from infer_models.gguf.header import GgufHeader
 from infer_models.gguf.hybrids import HYBRIDS
 from infer_models.gguf.metadata import ARCHITECTURE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, read_factors
+from infer_models.gguf.tensor_names import EMBEDDING, HEAD
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-_DTYPES = {"F32": "float32", "F16": "float16"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_LLAMA3 = (1.0, 4.0, 8192)
-"""Llama 3's `low_freq_factor`, `high_freq_factor` and trained length, which no file says."""
+_IS_CAUSAL = ".attention.causal"
+_WINDOW, _PATTERN = ".attention.sliding_window", ".attention.sliding_window_pattern"
+_SCALING_KEYS = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear")
 _GEMMA3_27B_LAYERS = 62
+_GEMMA3_LENGTH, _GEMMA3_FACTOR = 131072, 8.0
+"""The context that Gemma 3's scaling makes possible, and its factor, which Ollama's files leave out."""
 _SAMPLING: Mapping[str, str] = MappingProxyType(
     {
         "temperature": "general.sampling.temp",
@@ -35,14 +37,9 @@ def architecture_of(header: GgufHeader) -> Architecture:
     """Return the architecture of a file.
 
     Raises:
-        CheckpointError: it is none that is read, or the file is no model that writes text.
+        CheckpointError: it is none that is read.
     """
     metadata = Metadata(header)
-    kind = metadata.text("general.type", "model")
-    if kind != "model":
-        raise CheckpointError(
-            f"{header.path} is no model: its `general.type` is `{kind[:40]}`; give the file of the model itself."
-        )
     if metadata.architecture == "gptoss":
         raise metadata.invalid(ARCHITECTURE, f"another one: Ollama's own files are not read; {OF_LLAMA_CPP}")
     found = ARCHITECTURES.get(metadata.architecture)
@@ -60,6 +57,8 @@ def config_fields(header: GgufHeader) -> Fields:
     architecture, metadata = architecture_of(header), Metadata(header)
     if EMBEDDING not in header.tensors:
         raise CheckpointError(f"{header.path} holds no tensor `{EMBEDDING}`: it is no whole model.")
+    if not metadata.flag(_IS_CAUSAL, default=True):
+        raise metadata.invalid(_IS_CAUSAL, "true: a model that sees later tokens writes no text")
     heads = metadata.count(".attention.head_count")
     hidden_size = metadata.count(".embedding_length")
     fields: Fields = {
@@ -70,7 +69,7 @@ def config_fields(header: GgufHeader) -> Fields:
         "num_attention_heads": heads,
         "head_dim": metadata.optional_count(".attention.key_length") or hidden_size // max(heads, 1),
         "max_position_embeddings": metadata.count(".context_length"),
-        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon", architecture.norm_epsilon),
         "rope_theta": metadata.number(".rope.freq_base", 10000.0),
         "tie_word_embeddings": HEAD not in header.tensors,
         "torch_dtype": _dtype(header),
@@ -81,10 +80,13 @@ def config_fields(header: GgufHeader) -> Fields:
     if not architecture.layers_differ:
         fields["num_key_value_heads"] = _kv_heads(metadata, heads, architecture)
         fields["intermediate_size"] = metadata.optional_count(".feed_forward_length")
-        fields |= _rope_fields(metadata, header, head_dim=fields["head_dim"], theta=fields["rope_theta"])
-    fields |= architecture.own_fields(metadata, header)
-    if architecture.scaling:
-        fields["rope_scaling"] = {"rope_type": "default", **architecture.scaling, **fields.get("rope_scaling", {})}
+        fields |= _rope_fields(metadata, header, head_dim=fields["head_dim"])
+    own = architecture.own_fields(metadata, header)
+    scaling = {**architecture.scaling, **fields.get("rope_scaling", {}), **own.get("rope_scaling", {})}
+    fields |= own
+    if scaling:
+        fields["rope_scaling"] = {"rope_type": "default", **scaling}
+    metadata.warn_of_unread(metadata.architecture)
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -107,25 +109,28 @@ def sampling_fields(header: GgufHeader) -> Fields:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """Return the dtype to compute in: that of most plain weights, and bf16 beside quantized ones."""
+    """Return the dtype to compute in: fp32 where most weights are, and bf16 otherwise.
+
+    Weights of F16 are mostly of models trained in bf16, whose activations may leave the range of fp16.
+    """
     sizes: dict[str, int] = {}
     for place in header.tensors.values():
         if len(place.shape) > 1:
             sizes[place.kind] = sizes.get(place.kind, 0) + math.prod(place.shape)
-    return _DTYPES.get(max(sizes, key=sizes.__getitem__, default=""), "bfloat16")
+    return "float32" if max(sizes, key=sizes.__getitem__, default="") == "F32" else "bfloat16"
 
 
-def _rope_fields(metadata: Metadata, header: GgufHeader, *, head_dim: int, theta: float) -> Fields:
+def _rope_fields(metadata: Metadata, header: GgufHeader, *, head_dim: int) -> Fields:
     """Return the fields of positions: the part of each head that is rotated, and the scaling."""
     rotated = metadata.optional_count(".rope.dimension_count") or head_dim
     if rotated > head_dim:
         raise metadata.invalid(".rope.dimension_count", f"at most {head_dim}, the size of a head")
     fields: Fields = {"rotated_share": rotated / head_dim}
-    scaling = _scaling(metadata, header, rotated=rotated, theta=theta)
+    scaling = _scaling(metadata, header, rotated=rotated)
     return fields | ({} if scaling is None else {"rope_scaling": scaling})
 
 
-def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int, theta: float) -> Fields | None:
+def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int) -> Fields | None:
     """Return `rope_scaling`; None: there is none."""
     factor = metadata.number(".rope.scaling.factor", metadata.number(".rope.scale_linear", 0.0))
     original = metadata.optional_count(".rope.scaling.original_context_length")
@@ -137,7 +142,7 @@ def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int, theta: flo
             fields["attention_factor"] = metadata.number(".rope.scaling.attn_factor")
         return fields
     if ROPE_FACTORS in header.tensors:
-        return _llama3(header, read_factors(header, ROPE_FACTORS), rotated=rotated, theta=theta)
+        return _divided(metadata, header, num_pairs=rotated // 2)
     kind = metadata.text(".rope.scaling.type", "linear" if factor else "none")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
@@ -148,38 +153,32 @@ def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int, theta: flo
     if kind != "yarn":
         raise metadata.invalid(".rope.scaling.type", "`none`, `linear`, `yarn` or `longrope`")
     fields = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    for name, key in {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}.items():
+    keys = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "mscale_all_dim": "yarn_log_multiplier"}
+    for name, key in keys.items():
         if f".rope.scaling.{key}" in metadata:
             fields[name] = metadata.number(f".rope.scaling.{key}")
+    if fields.get("mscale_all_dim"):
+        fields["mscale"] = 1.0
     return fields
 
 
-def _llama3(header: GgufHeader, factors: list[float], *, rotated: int, theta: float) -> Fields | None:
-    """Return the scaling of Llama 3 that divides each frequency by its factor; None: all are 1.
+def _divided(metadata: Metadata, header: GgufHeader, *, num_pairs: int) -> Fields | None:
+    """Return the scaling that divides each frequency by its factor in the file; None: all are 1.
 
     Raises:
-        CheckpointError: the factors are none of Llama 3.
+        CheckpointError: there is not one for each rotated pair of a head's elements.
     """
-    low, high, length = _LLAMA3
-    factor = max(factors, default=1.0)
-    expected = []
-    for pair in range(rotated // 2):
-        turns = length / (2 * math.pi * theta ** (2 * pair / rotated))
-        share = min(max((turns - low) / (high - low), 0.0), 1.0)
-        expected.append(1.0 / ((1.0 - share) / factor + share) if factor > 0 else math.nan)
-    is_close = (math.isclose(ours, each, rel_tol=1e-3) for ours, each in zip(expected, factors, strict=False))
-    if len(factors) != rotated // 2 or not all(is_close):
-        raise CheckpointError(
-            f"{header.path}: tensor `{ROPE_FACTORS}` changes frequencies in another way than Llama 3; it is not read."
-        )
-    if factor == 1.0:
+    factors = read_factors(header, ROPE_FACTORS)
+    if len(factors) != num_pairs or not all(each > 0 for each in factors):
+        raise CheckpointError(f"{header.path}: tensor `{ROPE_FACTORS}` must hold {num_pairs} numbers above 0.")
+    if set(factors) == {1.0}:
         return None
     return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": length,
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": metadata.count(".context_length"),
     }
 
 
@@ -192,6 +191,13 @@ def _llama(metadata: Metadata, header: GgufHeader) -> Fields:
         "num_local_experts": num_experts,
         "num_experts_per_tok": metadata.count(".expert_used_count"),
     }
+
+
+def _mistral3(metadata: Metadata, header: GgufHeader) -> Fields:
+    beta = metadata.number(".attention.temperature_scale", 0.0)
+    if not beta:  # Mistral Small 3, whose queries do not grow
+        return _llama(metadata, header)
+    return {"model_type": "ministral3", "rope_scaling": {"llama_4_scaling_beta": beta}}
 
 
 def _biases(header: GgufHeader) -> Fields:
@@ -216,54 +222,66 @@ def _gemma3(metadata: Metadata, header: GgufHeader) -> Fields:
     layers, heads = metadata.count(".block_count"), metadata.count(".attention.head_count")
     head_dim = metadata.count(".attention.key_length")
     is_27b = layers == _GEMMA3_27B_LAYERS
-    return {
+    window = metadata.optional_count(_WINDOW)
+    # Some of Ollama's files have other names of the bases, and others neither bases nor a scaling.
+    theta = metadata.number(".rope.freq_base", metadata.number(".rope.global.freq_base", 1_000_000.0))
+    fields: Fields = {
         "query_pre_attn_scalar": metadata.count(".embedding_length") // max(heads, 1) if is_27b else head_dim,
-        "sliding_window": metadata.optional_count(".attention.sliding_window"),
-        "sliding_window_pattern": 6,
-        "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
+        "sliding_window": window,
+        "layer_types": _layer_types(metadata, every=6) if window else [_FULL] * layers,
+        "rope_theta": theta,
+        "rope_local_base_freq": metadata.number(
+            ".rope.freq_base_swa", metadata.number(".rope.local.freq_base", 10_000.0)
+        ),
         "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
     }
+    is_long = metadata.count(".context_length") == _GEMMA3_LENGTH
+    if is_long and not any(key in metadata for key in _SCALING_KEYS):
+        fields["rope_scaling"] = {"rope_type": "linear", "factor": _GEMMA3_FACTOR}
+    return fields
 
 
 def _phi3(metadata: Metadata, header: GgufHeader) -> Fields:
     del header
     return {
-        "sliding_window": metadata.optional_count(".attention.sliding_window"),
+        "sliding_window": metadata.optional_count(_WINDOW),
         "original_max_position_embeddings": metadata.optional_count(".rope.scaling.original_context_length"),
     }
 
 
 def _olmo2(metadata: Metadata, header: GgufHeader) -> Fields:
     del header
-    window = metadata.optional_count(".attention.sliding_window")
+    window = metadata.optional_count(_WINDOW)
     if window is None:
         return {}
-    return {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(metadata, every=4)}
+    return {
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": _layer_types(metadata, every=4),
+        "rope_local_base_freq": metadata.optional_number(".rope.freq_base_swa"),
+    }
 
 
 def _layer_types(metadata: Metadata, *, every: int) -> list[str]:
     """Return the kind of each layer: that of the metadata, or all slide but the last one of `every` layers."""
-    key = ".attention.sliding_window_pattern"
-    if metadata.is_array(key):
-        return [_SLIDING if each else _FULL for each in metadata.numbers(key)]
-    every = metadata.count(key, every) or 1 << 30  # 0: all layers slide
+    if metadata.is_array(_PATTERN):
+        return [_SLIDING if each else _FULL for each in metadata.numbers(_PATTERN)]
+    every = metadata.count(_PATTERN, every) or 1 << 30  # 0: all layers slide
     return [_FULL if (layer + 1) % every == 0 else _SLIDING for layer in range(metadata.count(".block_count"))]
 
 
 def _gpt_oss(metadata: Metadata, header: GgufHeader) -> Fields:
-    fields: Fields = {
+    del header
+    return {
         "num_local_experts": metadata.count(".expert_count"),
         "num_experts_per_tok": metadata.count(".expert_used_count"),
         "intermediate_size": metadata.count(".expert_feed_forward_length"),
         "experts_are_stored_apart": True,
-        "sliding_window": metadata.count(".attention.sliding_window"),
+        "sliding_window": metadata.count(_WINDOW),
         "layer_types": _layer_types(metadata, every=2),
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
     }
-    if _dtype(header) == "float16":  # activations of these models leave its range
-        fields["torch_dtype"] = "bfloat16"
-    return fields
 
 
 def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
@@ -275,6 +293,12 @@ def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
         "residual_multiplier": metadata.optional_number(".residual_scale"),
         "logits_scaling": metadata.optional_number(".logit_scale"),
     } | _biases(header)
+
+
+def _smollm3(metadata: Metadata, header: GgufHeader) -> Fields:
+    del header
+    key = ".attention.rope_pattern"
+    return {"no_rope_layers": [int(each) for each in metadata.numbers(key)]} if key in metadata else {}
 
 
 _NORMS_AFTER = {
@@ -303,12 +327,16 @@ _MIXTRAL_NAMES = MappingProxyType(
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "llama": Architecture(model_type="llama", own_fields=_llama, has_interleaved_heads=True, names=_MIXTRAL_NAMES),
+        "mistral3": Architecture(
+            model_type="llama", own_fields=_mistral3, has_interleaved_heads=True, names=_MIXTRAL_NAMES
+        ),
         "qwen2": Architecture(model_type="qwen2"),
         "qwen3": Architecture(model_type="qwen3"),
         "qwen3moe": Architecture(model_type="qwen3_moe", own_fields=_qwen3_moe),
         "gemma3": Architecture(
             model_type="gemma3_text",
             own_fields=_gemma3,
+            norm_epsilon=1e-6,
             norm_shift=1.0,
             names=MappingProxyType({**_NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}),
         ),
@@ -319,7 +347,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "olmo2": Architecture(model_type="olmo2", own_fields=_olmo2, names=MappingProxyType(_NORMS_AFTER)),
         "granite": Architecture(model_type="granite", own_fields=_granite, has_interleaved_heads=True),
-        "smollm3": Architecture(model_type="smollm3", has_interleaved_heads=True),
+        "smollm3": Architecture(model_type="smollm3", own_fields=_smollm3, has_interleaved_heads=True),
         "gpt-oss": Architecture(
             model_type="gpt_oss",
             own_fields=_gpt_oss,

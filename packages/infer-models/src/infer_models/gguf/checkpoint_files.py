@@ -5,10 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from infer_models.errors import CheckpointError
-from infer_models.gguf.header import MAGIC, GgufHeader, read_header
+from infer_models.gguf.end_tokens import SCORES, TEXT, TOKEN_TYPES, TOKENS
+from infer_models.gguf.header import MAGIC, GgufArray, GgufHeader, read_header
+from infer_models.gguf.tensor_names import EMBEDDING
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf")
 _TOTAL, _NUMBER = "split.count", "split.no"
+_TYPE, _MODEL = "general.type", "model"
+_OF_PICTURES, _OF_DRAFTS = "mmproj", "mtp-"
+"""Parts of names of files that see images, and beginnings of names of those that only draft."""
 _MAX_PARTS = 10_000
 _MAX_NAMED = 3
 
@@ -40,18 +45,38 @@ def gguf_in(folder: Path, kind: str = "") -> Path | None:
     found = sorted(each for depth in ("*.gguf", "*/*.gguf", "*/*/*.gguf") for each in folder.glob(depth))
     found = [each for each in found if _is_meant(each.relative_to(folder), kind)]
     if len(found) > 1:
+        found = [each for each in found if _is_model(each)] or found
+    if len(found) > 1:
         shown = ", ".join(str(each.relative_to(folder)) for each in found[:_MAX_NAMED])
         raise CheckpointError(f"{folder} holds several GGUF models, such as {shown}; give the file that is meant.")
     return found[0] if found else None
 
 
+def _is_model(path: Path) -> bool:
+    """Return whether a file is a model with weights; one that cannot be read may be one."""
+    if _OF_PICTURES in path.name.lower():
+        return False
+    try:
+        header = read_header(path)
+    except CheckpointError:
+        return True
+    has_weights = bool(header.tensors) or header.metadata.get(_TOTAL, 1) != 1
+    return _type_of(header) == _MODEL and has_weights and not path.name.startswith(_OF_DRAFTS)
+
+
+def _type_of(header: GgufHeader) -> str:
+    """Return what a file is, such as `model`; those that see images did not always say so."""
+    is_clip = header.metadata.get("general.architecture") == "clip"
+    return str(header.metadata.get(_TYPE, _OF_PICTURES if is_clip else _MODEL))
+
+
 def _is_meant(path: Path, kind: str) -> bool:
-    """Return whether a file is a model, or its first part, of this kind; `mmproj` files see images."""
+    """Return whether a file is of this kind, and no further part of a model."""
     match = _PART.fullmatch(path.name)
     is_first = match is None or int(match["number"]) == 1
     stem = path.stem if match is None else match["stem"]
     is_of_kind = re.search(rf"(?:^|[^a-z0-9]){re.escape(kind)}$", stem, re.IGNORECASE) is not None
-    return is_first and not path.name.lower().startswith("mmproj") and (is_of_kind or not kind)
+    return is_first and (is_of_kind or not kind)
 
 
 def read_model_header(path: Path) -> GgufHeader:
@@ -61,16 +86,36 @@ def read_model_header(path: Path) -> GgufHeader:
         path: the file, or any part of a split one.
 
     Raises:
-        CheckpointError: a file cannot be read, a part is missing, or two have a tensor of one name.
+        CheckpointError: a file cannot be read or is no model, a part is missing, or two have a tensor of one name.
     """
     first, *others = (read_header(each) for each in split_files(path))
+    if _type_of(first) != _MODEL:
+        raise CheckpointError(
+            f"{path} is no model: its `{_TYPE}` is `{_type_of(first)[:40]}`; give the file of the model itself."
+        )
     tensors = dict(first.tensors)
     for other in others:
         twice = next((name for name in other.tensors if name in tensors), None)
         if twice is not None:
             raise CheckpointError(f"{other.path}: tensor `{twice}` is also in {tensors[twice].path.name}.")
         tensors |= other.tensors
-    return replace(first, tensors=tensors)
+    return _without_spare_tokens(replace(first, tensors=tensors))
+
+
+def _without_spare_tokens(header: GgufHeader) -> GgufHeader:
+    """Return the header of a model without tokens that its embedding has no rows for, if none of them is a text.
+
+    Ollama's files of Gemma 3 have such a token, which stands for pictures.
+    """
+    kinds = header.metadata.get(TOKEN_TYPES)
+    if EMBEDDING not in header.tensors or not isinstance(kinds, GgufArray):
+        return header
+    rows = header.tensors[EMBEDDING].shape[0]
+    if kinds.num_items <= rows or TEXT in kinds.items()[rows:]:
+        return header
+    lists = {key: header.metadata.get(key) for key in (TOKENS, TOKEN_TYPES, SCORES)}
+    cut = {key: each.first(rows) for key, each in lists.items() if isinstance(each, GgufArray)}
+    return replace(header, metadata={**header.metadata, **cut})
 
 
 def split_files(path: Path) -> tuple[Path, ...]:

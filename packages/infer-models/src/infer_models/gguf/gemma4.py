@@ -26,8 +26,9 @@ def _gemma4(metadata: Metadata, header: GgufHeader) -> Fields:
     for key, kind in {"value_length": _FULL, "value_length_swa": _SLIDING}.items():
         if metadata.count(f".attention.{key}", sizes[kind]) != sizes[kind]:
             raise metadata.invalid(f".attention.{key}", f"the size of keys, {sizes[kind]}")
-    if metadata.count(".rope.dimension_count_swa", sizes[_SLIDING]) != sizes[_SLIDING]:
-        raise metadata.invalid(".rope.dimension_count_swa", f"the size of a sliding layer's heads, {sizes[_SLIDING]}")
+    for key, kind in {"dimension_count": _FULL, "dimension_count_swa": _SLIDING}.items():
+        if metadata.count(f".rope.{key}", sizes[kind]) != sizes[kind]:
+            raise metadata.invalid(f".rope.{key}", f"the size of a layer's heads, {sizes[kind]}")
     num_shared = metadata.count(_SHARED, 0)
     own = range(max(0, layers - num_shared))
     full = [layer for layer in own if kinds[layer] == _FULL]
@@ -39,7 +40,7 @@ def _gemma4(metadata: Metadata, header: GgufHeader) -> Fields:
             str(layer): {"head_dim": sizes[kind], "num_key_value_heads": count}
             for layer, (kind, count) in enumerate(zip(kinds, heads, strict=True))
         },
-        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in header.tensors for layer in full),
+        "attention_k_eq_v": any(not _has_values(header, layer, keys=heads[layer] * sizes[_FULL]) for layer in full),
         "num_kv_shared_layers": num_shared,
         "sliding_window": metadata.count(".attention.sliding_window"),
         "rope_theta": None,
@@ -56,6 +57,14 @@ def _gemma4(metadata: Metadata, header: GgufHeader) -> Fields:
         **_own_inputs(metadata, header),
         **_experts(metadata),
     }
+
+
+def _has_values(header: GgufHeader, layer: int, *, keys: int) -> bool:
+    """Return whether a layer has values of its own, perhaps in one tensor with queries and `keys` rows of keys."""
+    fused, output = (header.tensors.get(f"blk.{layer}.{name}.weight") for name in ("attn_qkv", "attn_output"))
+    if fused is None or output is None:
+        return f"blk.{layer}.attn_v.weight" in header.tensors
+    return fused.shape[0] > output.shape[-1] + keys
 
 
 def _of_layers(metadata: Metadata, key: str, layers: int) -> Sequence[Scalar]:

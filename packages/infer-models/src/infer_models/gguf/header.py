@@ -64,6 +64,15 @@ class GgufArray(NamedTuple):
             at += 8 + length
         return found
 
+    def first(self, num_items: int) -> "GgufArray":
+        """Return the array of the first items."""
+        if self.kind != _STRING:
+            return GgufArray(self.kind, num_items, self.data[: num_items * struct.calcsize(_NUMBERS[self.kind])])
+        end = 0
+        for _ in range(num_items):
+            end += 8 + int.from_bytes(self.data[end : end + 8], "little")
+        return GgufArray(self.kind, num_items, self.data[:end])
+
 
 class TensorPlace(NamedTuple):
     """A tensor of a file.

@@ -11,7 +11,7 @@ from infer_models.gguf.metadata import Metadata
 from infer_models.gguf.tensor_names import name_within
 
 _FULL, _CONVOLUTION, _LINEAR = "full_attention", "conv", "linear_attention"
-_KV_HEADS, _WINDOW, _IS_CAUSAL = ".attention.head_count_kv", ".attention.sliding_window", ".attention.causal"
+_KV_HEADS, _WINDOW = ".attention.head_count_kv", ".attention.sliding_window"
 _STATE_LAYERS, _INTERVAL, _PREDICTING = (
     ".attention.recurrent_layers",
     ".full_attention_interval",
@@ -22,8 +22,6 @@ _STATE_LAYERS, _INTERVAL, _PREDICTING = (
 def _lfm2(metadata: Metadata, header: GgufHeader) -> Fields:
     if metadata.optional_count(_WINDOW) is not None:
         raise metadata.invalid(_WINDOW, "0: windows of such models are not read")
-    if not metadata.flag(_IS_CAUSAL, default=True):
-        raise metadata.invalid(_IS_CAUSAL, "true: a model that sees later tokens writes no text")
     layers = metadata.count(".block_count")
     heads = metadata.numbers(_KV_HEADS) if metadata.is_array(_KV_HEADS) else [1] * layers
     if len(heads) != layers:
@@ -71,6 +69,7 @@ def _qwen35(metadata: Metadata, header: GgufHeader) -> Fields:
 
 def _layer_types(metadata: Metadata, layers: int) -> list[str]:
     """Return the kind of each layer: that of the metadata, or every fourth attends."""
+    every = metadata.count(_INTERVAL, 4)
     if metadata.is_array(_STATE_LAYERS):
         have_states = metadata.numbers(_STATE_LAYERS)
         if len(have_states) != metadata.count(".block_count"):
@@ -79,7 +78,6 @@ def _layer_types(metadata: Metadata, layers: int) -> list[str]:
     heads = metadata.numbers(_KV_HEADS) if metadata.is_array(_KV_HEADS) else []  # as Ollama writes it
     if len(heads) == metadata.count(".block_count"):
         return [_FULL if each else _LINEAR for each in heads[:layers]]
-    every = metadata.count(_INTERVAL, 4)
     if not every:
         raise metadata.invalid(_INTERVAL, "a whole number above 0")
     return [_FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(layers)]
@@ -148,6 +146,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             rows=rows_in_turns,
             columns_in_turns="ssm_out",
             has_states=True,
+            has_query_gates=True,
         ),
         "qwen35moe": Architecture(
             model_type="qwen3_5_moe_text",
@@ -158,6 +157,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             rows=rows_in_turns,
             columns_in_turns="ssm_out",
             has_states=True,
+            has_query_gates=True,
         ),
         # The model is that of Qwen 3.5 with experts, and so are most tensors of such files.
         "qwen3next": Architecture(
@@ -168,6 +168,7 @@ HYBRIDS: Mapping[str, Architecture] = MappingProxyType(
             unshifted=_SSM_NORM,
             rows=rows_together,
             has_states=True,
+            has_query_gates=True,
         ),
     }
 )

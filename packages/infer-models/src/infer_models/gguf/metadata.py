@@ -1,6 +1,9 @@
 """`Metadata`: values of a GGUF file's metadata, read with their types checked; and `read_factors`, of small tensors."""
 
+import logging
 import struct
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeGuard
 
 from infer_models.errors import CheckpointError
@@ -15,6 +18,20 @@ ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
 )
 """Tensors that belong to the configuration: factors of the frequencies of positions."""
 _MAX_FACTORS = 1 << 12
+_MAX_NAMED = 5
+TOKENIZER = "tokenizer.ggml."
+"""What keys of tokenizers begin with."""
+_MEANINGLESS = (
+    *(".vocab_size", ".tensor_data_layout", ".pooling_type", ".rope.scaling.finetuned", ".rope.dimension_sections"),
+    *(".vision.", ".audio.", ".mm."),
+    *("add_sep_token", "added_tokens", "cls_token_id", "fim_", "middle_token_id", "prefix_token_id"),
+    *("suffix_token_id", "token_type_count"),
+    *("eos_token_id", "eot_token_id", "eom_token_id", "suppress_tokens"),  # read with what is generated
+    *("merges", "pre", "scores"),  # of tokenizers of another kind
+)
+"""Beginnings of keys, after the architecture or `TOKENIZER`, that change nothing where nobody reads them."""
+
+logger = logging.getLogger("infer_models")
 
 
 class Metadata:
@@ -31,6 +48,7 @@ class Metadata:
         """
         self.path = header.path
         self._values = header.metadata
+        self._asked: set[str] = set()
         self.architecture = self.text(ARCHITECTURE)
 
     def __contains__(self, key: str) -> bool:
@@ -48,6 +66,15 @@ class Metadata:
         """Return a whole number of at least 0; of an array whose items are all the same, that one."""
         value = self._get(key, default)
         return self._whole(key, self._only(key, set(value.items())) if _holds_numbers(value) else value)
+
+    def count_of_layer(self, key: str, layer: int, default: int) -> int:
+        """Return a whole number of at least 0 that an array has for each layer; of no array that of all layers."""
+        value = self._get(key, default)
+        if not _holds_numbers(value):
+            return self._whole(key, value)
+        if layer >= value.num_items:
+            raise self.invalid(key, f"numbers of all layers, also of layer {layer}")
+        return self._whole(key, value.items()[layer])
 
     def count_but_zeros(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 0; of an array the one that its items, but zeros, all are."""
@@ -117,14 +144,31 @@ class Metadata:
         shown = f"an array of {value.num_items}" if isinstance(value, GgufArray) else f"{value!r:.80}"
         return CheckpointError(f"{self.path}: `{self._full(key)}` is {shown}; it must be {allowed}.")
 
+    def warn_of_unread(self, prefix: str) -> None:
+        """Name the keys that begin with `prefix`, the architecture or `TOKENIZER`, and that nobody has asked for."""
+        unread = (key for key in self._values if key.startswith(prefix) and key not in self._asked)
+        named = [key for key in unread if not key.removeprefix(prefix).startswith(_MEANINGLESS)]
+        if named:
+            _warn_of(self.path, tuple(named))
+
     def _full(self, key: str) -> str:
-        return f"{self.architecture}{key}" if key.startswith(".") else key
+        full = f"{self.architecture}{key}" if key.startswith(".") else key
+        self._asked.add(full)
+        return full
 
     def _get(self, key: str, default: Scalar | None) -> Scalar | GgufArray:
         value = self._values.get(self._full(key), default)
         if value is None:
             raise CheckpointError(f"{self.path}: the metadata has no `{self._full(key)}`.")
         return value
+
+
+@lru_cache(maxsize=64)
+def _warn_of(path: Path, keys: tuple[str, ...]) -> None:
+    """Name keys of a file once."""
+    shown = ", ".join(f"`{key}`" for key in keys[:_MAX_NAMED])
+    more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
+    logger.warning("%s: the metadata has %s%s, which nothing here reads", path, shown, more)
 
 
 def _holds_numbers(value: Scalar | GgufArray) -> TypeGuard[GgufArray]:

@@ -17,11 +17,12 @@ from types import MappingProxyType
 _LAYER = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+(?:\.\w+)?)\.(?P<leaf>weight|bias|scale)")
 _EXPERT = re.compile(r"(?P<stack>ffn_(?:gate|up|down))\.(?P<index>\d+)")
 _VECTOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>\w+)")
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 _OUTSIDE: Mapping[str, str] = MappingProxyType(
     {
-        "token_embd.weight": "model.embed_tokens.weight",
+        EMBEDDING: "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
+        HEAD: "lm_head.weight",
     }
 )
 _WITHIN: Mapping[str, str] = MappingProxyType(
@@ -30,7 +31,6 @@ _WITHIN: Mapping[str, str] = MappingProxyType(
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
         "attn_v": "self_attn.v_proj",
-        "attn_qkv": "self_attn.qkv_proj",
         "attn_output": "self_attn.o_proj",
         "attn_q_norm": "self_attn.q_norm",
         "attn_k_norm": "self_attn.k_norm",

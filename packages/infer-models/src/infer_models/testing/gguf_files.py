@@ -41,6 +41,7 @@ _FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
 _ARCHITECTURES: Mapping[str, str] = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "olmo2", "granite", "smollm3")},
     "mixtral": "llama",
+    "ministral3": "mistral3",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
@@ -193,6 +194,8 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
             "residual_scale": config["residual_multiplier"],
             "logit_scale": config["logits_scaling"],
         }
+    if architecture == "smollm3":
+        values |= {"attention.rope_pattern": [bool(each) for each in config["no_rope_layers"]]}
     if config["model_type"] == "mixtral":
         values |= {"expert_count": _num_experts(config), "expert_used_count": config["num_experts_per_tok"]}
     if architecture == "qwen3moe":
@@ -287,7 +290,7 @@ def _tensors(
 
 def _heads_of(stored: str, config: Mapping[str, Any], architecture: str) -> int:
     """Return the heads whose rows llama.cpp interleaves; 0: none."""
-    if architecture not in ("llama", "granite", "smollm3"):
+    if architecture not in ("llama", "mistral3", "granite", "smollm3"):
         return 0
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     return int(heads.get(stored.split(".")[-2], 0))

@@ -26,6 +26,8 @@ _OF_OTHER_MODELS = ("v.", "a.", "mm.")
 _HEADS = {"attn_q": ".attention.head_count", "attn_k": ".attention.head_count_kv"}
 """Tensors whose rows are stored in the order of rotated pairs, and the key of the number of heads."""
 
+_FUSED, _OF_MODELS = "attn_qkv", "self_attn.qkv_proj"
+"""A tensor with the rows of queries, keys and values, and its name where models have it so."""
 _CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
 """Tensors [channels, width], which models have with a dimension of one between."""
 _ROWS = ("ffn_gate_inp_shexp",)
@@ -140,7 +142,8 @@ class GgufFile(TensorFile):
             num_experts = place.shape[0] if len(place.shape) == 3 else 0
             experts = expert_names(name, num_experts, architecture.names)
             if not experts:
-                found |= _as_models(tensor, architecture, metadata)
+                for each in _parts(tensor, architecture, metadata, self._model):
+                    found |= _as_models(each, architecture, metadata)
                 continue
             self._check_count(name, num_experts, metadata)
             parts = _halves_of_items(tensor) if len(experts) == 2 * num_experts else tensor
@@ -172,6 +175,41 @@ def _halves_of_items(tensor: StoredTensor) -> StoredTensor:
     if rows % 2:
         raise CheckpointError(f"tensor `{tensor.name}` holds gates and ups in {rows} rows, which is no even number.")
     return replace(tensor, shape=(2 * items, rows // 2, columns))
+
+
+def _parts(
+    tensor: StoredTensor, architecture: Architecture, metadata: Metadata, model: GgufHeader
+) -> list[StoredTensor]:
+    """Return the places of queries, keys and values, by their usual names, where they are rows of one tensor.
+
+    Layers whose values are their keys have none of their own.
+
+    Raises:
+        CheckpointError: the tensor has other rows than the metadata makes it.
+    """
+    layer, _, leaf = tensor.name.partition(f".{_FUSED}.")
+    output = model.tensors.get(f"{layer}.attn_output.weight")
+    if not leaf or output is None or architecture.names.get(_FUSED) == _OF_MODELS:
+        return [tensor]
+    heads = metadata.count(_HEADS["attn_q"])
+    queries = output.shape[-1] * (2 if architecture.has_query_gates else 1)
+    keys = (
+        output.shape[-1]
+        // max(heads, 1)
+        * metadata.count_of_layer(_HEADS["attn_k"], int(layer.removeprefix("blk.")), heads)
+    )
+    values = tensor.shape[0] - queries - keys
+    if values not in (0, keys):
+        raise CheckpointError(
+            f"tensor `{tensor.name}` has {tensor.shape[0]} rows; of the metadata {queries} are of queries, and {keys} "
+            "each of keys and values."
+        )
+    parts, first = [], 0
+    for part, rows in {"attn_q": queries, "attn_k": keys, "attn_v": values}.items():
+        if rows:
+            parts.append(replace(tensor.rows(first, rows), name=f"{layer}.{part}.{leaf}"))
+        first += rows
+    return parts
 
 
 def _as_models(tensor: StoredTensor, architecture: Architecture, metadata: Metadata) -> dict[str, StoredTensor]:

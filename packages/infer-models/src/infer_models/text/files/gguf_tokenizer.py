@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from infer_models.errors import CheckpointError
 from infer_models.gguf.checkpoint_files import read_model_header
 from infer_models.gguf.end_tokens import TOKEN_TYPES, TOKENS
-from infer_models.gguf.metadata import Metadata
+from infer_models.gguf.metadata import TOKENIZER, Metadata
 from infer_models.text.chat.template import ChatTemplate
 from infer_models.text.files.pre_tokenizers import (
     DEFAULT_PRE_TOKENIZATION,
@@ -77,6 +77,7 @@ def read_gguf_tokenizer(path: Path) -> TokenizerFiles:
     if kind == "llama" and _is_phi_3(metadata):
         _strip_after_tokens(tokenizer)
     add_ends(tokenizer, fields, named)
+    metadata.warn_of_unread(TOKENIZER)
     return TokenizerFiles(
         tokenizer=tokenizer,
         named_tokens=named,

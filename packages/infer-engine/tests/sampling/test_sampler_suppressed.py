@@ -1,0 +1,42 @@
+"""Tokens that a model never generates, whatever a request asks for."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from infer_engine.sampling.logit_edits import SuppressedTokens
+from infer_engine.sampling.sampler import Sampler
+from infer_engine.testing.sampling import running_request
+
+CPU = torch.device("cpu")
+LOGITS = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
+
+
+def chosen(suppressed: SuppressedTokens, **request: Any) -> int:
+    sampler = Sampler(vocab_size=5, max_rows=1, eos_token_ids=frozenset({2}), suppressed=suppressed, device=CPU)
+    (token,) = sampler.sample(LOGITS.clone(), [running_request(**request)]).token_ids
+    return token
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 1, "top_k": 1}, {"logit_bias": {4: 50.0}, "temperature": 0}]
+)
+def test_a_suppressed_token_is_never_chosen(params: dict[str, Any]) -> None:
+    suppressed = SuppressedTokens(everywhere=frozenset({4}))
+    assert chosen(suppressed, **params) == 3
+    assert chosen(suppressed, generated=[1, 1], **params) == 3
+
+
+def test_a_token_that_is_suppressed_at_first_may_come_later() -> None:
+    suppressed = SuppressedTokens(first=frozenset({4}))
+    assert chosen(suppressed, temperature=0) == 3
+    assert chosen(suppressed, temperature=0, generated=[1]) == 4
+
+
+def test_suppressed_tokens_leave_the_rules_of_a_request() -> None:
+    suppressed = SuppressedTokens(everywhere=frozenset({4}), first=frozenset({3}))
+    assert chosen(suppressed, temperature=0) == 2
+    assert chosen(suppressed, temperature=0, min_tokens=2) == 1
+    assert chosen(suppressed, temperature=0, min_tokens=2, generated=[1]) == 3
+    assert chosen(suppressed, temperature=0, min_tokens=2, generated=[1], stop_token_ids=[3]) == 1
