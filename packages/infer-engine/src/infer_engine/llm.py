@@ -15,8 +15,8 @@ from infer_engine.assembly.engine import build_input_processor
 from infer_engine.frontend.completion import Completion, CompletionBuilder
 from infer_engine.frontend.input_processor import ProcessedInput, grammars_of
 from infer_engine.frontend.progress import Progress
-from infer_engine.frontend.prompt_forms import PromptForm, read_prompt, read_prompts
 from infer_engine.frontend.sync_engine import SyncEngine
+from infer_engine.prompt_forms import PromptForm, read_prompt, read_prompts
 from infer_engine.protocol import (
     ChatMessage,
     ChatPrompt,

@@ -146,21 +146,8 @@ def size_step(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """Bytes of main memory that are free: the machine's, or those that a container's limit leaves.
-
-    Attributes:
-        free: bytes that are certainly free.
-        most: bytes that may be: more where the system hides how much it could take back.
-    """
-
-    free: int
-    most: int
-
-
-def host_memory() -> HostMemory:
-    """Return how much main memory is free for this process.
+def host_memory() -> tuple[int, int]:
+    """Return the bytes of main memory that are certainly free for this process, and those that may be at most.
 
     Hardened units (`ProcSubset=pid`) and some sandboxes hide `/proc/meminfo`. Free pages are told then, but not the
     page cache, which the system can take back.
@@ -172,7 +159,7 @@ def host_memory() -> HostMemory:
         free, most = (os.sysconf(name) * page_size for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
     limit = read_host_limits().memory
     left = most if limit is None else limit.free
-    return HostMemory(free=min(free, left), most=min(most, left))
+    return min(free, left), min(most, left)
 
 
 def check_weights_fit(num_bytes: int, *, num_ranks: int, memory: MemoryLimit | None) -> None:
@@ -198,10 +185,10 @@ def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: i
     quarter of the memory that machine and container have free, divided among the replicas and their ranks.
     """
     if device.type == "cpu":
-        memory = host_memory()
+        free, most = host_memory()
         num_ranks = config.tensor_parallel_size
-        share = int(memory.free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
-        return KVMemory(share=share, free=memory.most // num_ranks)
+        share = int(free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
+        return KVMemory(share=share, free=most // num_ranks)
     free, total = torch.cuda.mem_get_info(device)
     share = int(total * config.gpu_memory_utilization) - (total - free) - activation_bytes
     return KVMemory(share=max(0, share), free=free)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infer_engine.frontend.prompt_forms import read_prompt, read_prompts
+from infer_engine.prompt_forms import read_prompt, read_prompts
 from infer_engine.protocol import InvalidRequestError
 
 IDS = [3, 7, 5]

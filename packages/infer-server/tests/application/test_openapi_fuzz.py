@@ -12,8 +12,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from infer_server import ServerSettings, create_app
 from infer_server.api.foreign_fields import ForeignFields
-from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.openapi import other_names
+from infer_server.probe_paths import PROBE_PATHS
 from infer_server.testing import FakeEngine, sse_events
 
 Case = schemathesis.Case[Any]

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from infer_engine.protocol import EngineStatus
 from infer_server import ServerSettings
-from infer_server.http.probe_paths import PROBE_PATHS
+from infer_server.probe_paths import PROBE_PATHS
 from infer_server.testing import FAKE_INFO, FakeEngine
 from infer_server.testing.client import client_of
 

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from infer_server.errors import ApiError, ErrorShape, openai_shape
 from infer_server.http.error_responses import send_error
-from infer_server.http.probe_paths import PROBE_PATHS
+from infer_server.probe_paths import PROBE_PATHS
 
 # Probes and scrapers send no key, and the playground's page only has the field to enter one.
 OPEN_PATHS = PROBE_PATHS | {"/"}

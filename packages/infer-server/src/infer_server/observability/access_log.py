@@ -15,12 +15,12 @@ from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope,
 
 from infer_engine.protocol import GenerateRequest, RequestStream
 from infer_server.errors import shorten
-from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.http.request_ids import request_id
 from infer_server.http.root_path import without_root
 from infer_server.observability.http_metrics import NO_HANDLER, HttpMetrics
 from infer_server.observability.log_fields import generation_log_fields
 from infer_server.observability.observed_engine import ObservedEngine
+from infer_server.probe_paths import PROBE_PATHS
 from infer_server.settings import ServerSettings
 
 logger = logging.getLogger("infer_server.access")

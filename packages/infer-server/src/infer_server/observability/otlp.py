@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.semconv.attributes.http_attributes import HTTP_ROUTE
 
-from infer_server.http.probe_paths import PROBE_PATHS
 from infer_server.http.request_ids import request_id
+from infer_server.probe_paths import PROBE_PATHS
 
 _TRACES_PATH = "/v1/traces"
 _EXPORT_TIMEOUT_S = 5.0

@@ -8,8 +8,8 @@ from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import Engine, EngineStatus
 from infer_server.errors import ApiError
-from infer_server.http.probe_paths import ALIVE, READY
 from infer_server.openapi import error_responses
+from infer_server.probe_paths import ALIVE, READY
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
