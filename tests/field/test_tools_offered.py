@@ -128,7 +128,7 @@ def test_arguments_follow_their_schema_and_text_behind_them_is_free(tmp_path: Pa
     right = [Tool(name="look", parameters={"type": "object", "properties": {"of": {"type": "integer"}}})]
     free = answer(llm, tools=right)
     assert free.token_ids == answer(llm).token_ids
-    assert (calls_of(free), free.text) == ([("look", {"of": 3})], "So.I look <now>.")
+    assert (calls_of(free), free.text) == ([("look", {"of": 3})], "So.\nI look <now>.")
 
 
 # NousResearch/hermes-agent#14104, farion1231/cc-switch#5490, XiaomiMiMo/MiMo-Code#1733: one odd schema among many

@@ -305,6 +305,9 @@ ADVERSARIAL = {
     "calls": '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
     "blanks in calls": "<tool_call>        ",
     "lists": "[TOOL_CALLS]",
+    "fences": "```json\n{",
+    "arguments first": '<tool_call>{"arguments": {"a": 1}, "nom"',
+    "open arguments": '<tool_call>{"arguments": {',
 }
 
 

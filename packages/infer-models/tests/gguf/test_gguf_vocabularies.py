@@ -87,10 +87,11 @@ def test_pieces_of_a_higher_score_merge_first_wherever_they_are_listed(tmp_path:
 
 
 def test_of_pieces_of_one_score_the_leftmost_merges_first(tmp_path: Path) -> None:
+    # ymcui/Chinese-LLaMA-Alpaca#882: all pieces that were appended have the score 0
     path = tmp_path / "model.gguf"
-    tokens = write_pieces(path, [*letters("▁abcd"), ("bc", 0.0), ("cd", 0.0), ("ab", 0.0), ("abcd", 0.0)])
-    assert tokens_of(path, tokens, "abcd bcd") == ["▁", "abcd", "▁", "bc", "d"]
-    assert tokens_of(path, tokens, "dbca é") == ["▁", "d", "bc", "a", "▁", "<0xC3>", "<0xA9>"]
+    tokens = write_pieces(path, [*letters("▁abcd"), ("ba", 0.0), ("cb", 0.0), ("dc", 0.0), ("dcba", 0.0)])
+    assert tokens_of(path, tokens, "dcba cba") == ["▁", "dcba", "▁", "cb", "a"]
+    assert tokens_of(path, tokens, "ad ba é") == ["▁", "a", "d", "▁", "ba", "▁", "<0xC3>", "<0xA9>"]
 
 
 def test_pieces_of_one_score_are_found_in_chats_and_within_limits(tmp_path: Path) -> None:
