@@ -41,8 +41,8 @@ LARGE_FOLDERS: dict[str, int] = {
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 29_500,
     "packages/infer-kernels/tests": 13_900,
-    "packages/infer-models/src": 18_500,
-    "packages/infer-models/tests": 9_200,
+    "packages/infer-models/src": 19_200,
+    "packages/infer-models/tests": 9_600,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 26_900,
@@ -53,7 +53,7 @@ CEILINGS: dict[str, int] = {
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_600,
     "benchmarks/tests": 3_400,
-    "tests": 12_200,
+    "tests": 12_400,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

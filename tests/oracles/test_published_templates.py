@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 from infer_engine.chat.formats import ChatFormats
 from infer_models.text import ChatTemplate, ChatTemplateError, Tokenizer
-from infer_models.text.chat.left_out import CALLS, SYSTEM_BEFORE_RESULTS, WORDS_BESIDE_CALLS
+from infer_models.text.chat.templates.left_out import CALLS, SYSTEM_BEFORE_RESULTS, WORDS_BESIDE_CALLS
 from infer_server.anthropic.request import MessagesBody, messages_request
 from infer_server.http.bodies import decode_body
 from infer_server.openai.chat.request import ChatBody, chat_request
@@ -134,7 +134,8 @@ class Theirs:
 
     def __init__(self, name: str, source: str, vocabulary: tokenizers.Tokenizer) -> None:
         self._switches = SWITCHES.get(name, USUAL)
-        self._tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=vocabulary, chat_template=source, **NAMED)
+        fast: Any = PreTrainedTokenizerFast
+        self._tokenizer = fast(tokenizer_object=vocabulary, chat_template=source, **NAMED)
 
     def render(self, drawn: Drawn) -> Iterator[str]:
         """Yield the prompts; none if all spellings are refused."""

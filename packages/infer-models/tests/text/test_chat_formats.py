@@ -81,7 +81,7 @@ def test_ids_of_families_are_those_of_transformers(tmp_path: Path, name: str, ki
     save(tmp_path, FAMILIES[name])
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     no_thinking = OFF.get(name, {"enable_thinking": False})
-    chat = busy_conversation(**no_thinking) if kind == "no thinking" else busy_conversation()
+    chat = busy_conversation(str, **no_thinking) if kind == "no thinking" else busy_conversation()
     messages = list(chat.messages if kind == "with calls" else chat.messages[:2])
     tools = None if kind == "plain" else list(chat.tools)
     expected = theirs.apply_chat_template(

@@ -4,7 +4,7 @@ from infer_models.text.chat.call_format import LiteralFormat, ParameterFormat, T
 from infer_models.text.chat.conversation import Conversation
 from infer_models.text.chat.encoder import EncodedChat, ReasoningState
 from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat
-from infer_models.text.chat.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
+from infer_models.text.chat.templates.template import ChatTemplate, ChatTemplateError, ChatTemplateMissingError
 from infer_models.text.chat.tool_formats import CHANNEL_CALLS, TOOL_CALL_FORMATS
 from infer_models.text.detokenizer import IncrementalDetokenizer
 from infer_models.text.dummy import dummy_tokenizer, save_dummy_tokenizer

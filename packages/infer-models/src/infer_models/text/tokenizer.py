@@ -7,7 +7,7 @@ import tokenizers
 
 from infer_models.text.chat.conversation import Conversation
 from infer_models.text.chat.encoder import ChatEncoder
-from infer_models.text.chat.template import ChatTemplate, ChatTemplateMissingError, Message
+from infer_models.text.chat.templates.template import ChatTemplate, ChatTemplateMissingError, Message
 from infer_models.text.encoding import TextEncoder
 from infer_models.text.files.tokenizer_files import read_tokenizer_files
 from infer_models.text.token_bytes import TokenBytes

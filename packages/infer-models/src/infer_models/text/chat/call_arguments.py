@@ -6,7 +6,7 @@ A template gets objects, and a text where a model wrote no JSON object, such as 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infer_models.text.chat.template import Message, json_text
+from infer_models.text.chat.templates.template import Message, json_text
 
 
 def arguments_text(arguments: object) -> str:

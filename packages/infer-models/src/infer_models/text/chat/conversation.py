@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infer_models.text.chat.template import Message, Tool
+from infer_models.text.chat.templates.template import Message, Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

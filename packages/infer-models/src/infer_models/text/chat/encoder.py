@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from infer_models.text.chat.conversation import Change, Conversation
-from infer_models.text.chat.left_out import said_of
 from infer_models.text.chat.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from infer_models.text.chat.renderer import ChatRenderer
 from infer_models.text.chat.special_tokens import (
@@ -18,8 +17,9 @@ from infer_models.text.chat.special_tokens import (
     SpecialTokenScanner,
     visible_characters,
 )
-from infer_models.text.chat.switches import Switches
-from infer_models.text.chat.template import ChatRenderingError, ChatTemplate, map_text
+from infer_models.text.chat.templates.left_out import said_of
+from infer_models.text.chat.templates.switches import Switches
+from infer_models.text.chat.templates.template import ChatRenderingError, ChatTemplate, map_text
 from infer_models.text.chat.tool_formats import TOOL_CALL_FORMATS, tool_call_format_of
 from infer_models.text.encoding import TextEncoder, with_control_tokens_as_text, without_first_space
 

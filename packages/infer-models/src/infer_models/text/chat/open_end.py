@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from infer_models.text.chat.template import ChatTemplateError, Message
+from infer_models.text.chat.templates.template import ChatTemplateError, Message
 
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 

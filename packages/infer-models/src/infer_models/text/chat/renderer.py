@@ -7,17 +7,6 @@ from functools import cached_property, partial
 from infer_models.text.chat.call_arguments import arguments_rewritten
 from infer_models.text.chat.call_format import ToolCallFormat
 from infer_models.text.chat.conversation import Change, Conversation
-from infer_models.text.chat.left_out import (
-    DEVELOPER,
-    EARLIER_SYSTEM,
-    FUNCTION,
-    FURTHER_SYSTEM,
-    LATER_SYSTEM,
-    PARALLEL_CALLS,
-    SYSTEM,
-    Part,
-    parts_left_out,
-)
 from infer_models.text.chat.open_end import up_to_open_end, with_open_end
 from infer_models.text.chat.rewriting import (
     OF_SYSTEM,
@@ -30,7 +19,18 @@ from infer_models.text.chat.rewriting import (
     one_system_message,
     roles_by_older_names,
 )
-from infer_models.text.chat.template import (
+from infer_models.text.chat.templates.left_out import (
+    DEVELOPER,
+    EARLIER_SYSTEM,
+    FUNCTION,
+    FURTHER_SYSTEM,
+    LATER_SYSTEM,
+    PARALLEL_CALLS,
+    SYSTEM,
+    Part,
+    parts_left_out,
+)
+from infer_models.text.chat.templates.template import (
     ChatRefusedError,
     ChatRenderingError,
     ChatTemplate,

@@ -7,7 +7,7 @@ conversation that a template renders is never rewritten.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from infer_models.text.chat.template import ChatRefusedError, ChatRenderingError, Message
+from infer_models.text.chat.templates.template import ChatRefusedError, ChatRenderingError, Message
 
 Messages = Sequence[Message]
 Rung = Callable[[Messages], list[Message]]

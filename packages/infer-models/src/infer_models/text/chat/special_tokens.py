@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infer_models.text.chat.marked_text import MarkedText
-from infer_models.text.chat.template import ChatTemplateError, Message, map_text
+from infer_models.text.chat.templates.marked_text import MarkedText
+from infer_models.text.chat.templates.template import ChatTemplateError, Message, map_text
 from infer_models.text.slicing import SLICE_LENGTH, change_in_slices, slices
 
 # Rare letters, which Python prints in mappings as they are, unlike those for private use. What messages hold of them is

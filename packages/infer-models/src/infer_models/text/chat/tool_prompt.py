@@ -5,7 +5,7 @@ from typing import Any
 
 from infer_models.text.chat.call_arguments import arguments_text
 from infer_models.text.chat.call_format import ToolCallFormat
-from infer_models.text.chat.template import Message, Tool, json_text
+from infer_models.text.chat.templates.template import Message, Tool, json_text
 
 
 def with_tools_as_text(

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 
 from infer_models.errors import CheckpointError
-from infer_models.text.chat.template import ChatTemplate
+from infer_models.text.chat.templates.template import ChatTemplate
 from infer_models.text.files.reading import read_object, read_text
 
 _Sources = dict[object, tuple[object, Path]]

@@ -13,7 +13,7 @@ from infer_models.errors import CheckpointError
 from infer_models.gguf.checkpoint_files import read_model_header
 from infer_models.gguf.end_tokens import TOKEN_TYPES, TOKENS
 from infer_models.gguf.metadata import TOKENIZER, Metadata
-from infer_models.text.chat.template import ChatTemplate
+from infer_models.text.chat.templates.template import ChatTemplate
 from infer_models.text.files.pre_tokenizers import (
     DEFAULT_PRE_TOKENIZATION,
     PRE_TOKENIZATIONS,

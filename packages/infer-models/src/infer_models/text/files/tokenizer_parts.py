@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from infer_models.text.chat.template import ChatTemplate
+from infer_models.text.chat.templates.template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

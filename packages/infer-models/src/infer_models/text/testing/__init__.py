@@ -9,7 +9,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from infer_models.hub import demo_model_folder
 from infer_models.text.chat.conversation import Conversation
-from infer_models.text.chat.template import ChatTemplate
+from infer_models.text.chat.templates.template import ChatTemplate
 from infer_models.text.dummy import dummy_tokenizer
 from infer_models.text.tokenizer import Tokenizer
 

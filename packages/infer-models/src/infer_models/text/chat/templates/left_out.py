@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infer_models.text.chat.template import ChatTemplate, Message
+from infer_models.text.chat.templates.template import ChatTemplate, Message
 
 PROBE = "71830"
 """A text to be found in the prompt; without letters, which a template may change."""

@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from infer_models.text.chat.marked_text import joined, joined_with, to_json
+from infer_models.text.chat.templates.marked_text import joined, joined_with, to_json
 
 
 class RaisedByTemplateError(jinja2.TemplateError):
@@ -48,7 +48,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     """
 
     code_generator_class = _CodeGenerator
-    concat = staticmethod(joined)  # type: ignore[assignment] - declared as the method of a text
+    concat = staticmethod(joined)
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension])

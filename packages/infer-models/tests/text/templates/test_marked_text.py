@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.text import ChatTemplate, Conversation
-from infer_models.text.chat.marked_text import MarkedText
+from infer_models.text.chat.templates.marked_text import MarkedText
 from infer_models.text.testing import control_ids, family_tokenizer
 
 TO_MARKS = {ord(letter): chr(0x20000 + number) for number, letter in enumerate('<>/"\\[]|_thinkTHINK')}
@@ -57,7 +57,8 @@ def test_questions_are_answered_by_the_words(words: str, other: str) -> None:
     assert (text.find(other), text.startswith(other), text.endswith((other, "x"))) == (
         words.find(other), words.startswith(other), words.endswith((other, "x")),
     )  # fmt: skip
-    assert {text: 1}[words] == 1
+    by_text: dict[str, int] = {text: 1}
+    assert by_text[words] == 1
 
 
 SWITCH = (

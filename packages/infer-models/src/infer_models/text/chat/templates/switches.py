@@ -6,7 +6,7 @@ Clients say `enable_thinking` and `reasoning_effort`; templates call them by oth
 from collections.abc import Mapping
 from functools import lru_cache
 
-from infer_models.text.chat.template import ChatRefusedError, ChatTemplate, ChatTemplateError
+from infer_models.text.chat.templates.template import ChatRefusedError, ChatTemplate, ChatTemplateError
 
 _SWITCHES: Mapping[str, tuple[object, object]] = {
     "enable_thinking": (False, True),
@@ -40,7 +40,7 @@ class Switches:
         effort = variables.get("reasoning_effort")
         said = dict(variables)
         if given:
-            said |= self._switched(on=bool(given[0]), effort=effort) | variables
+            said = {**self._switched(on=bool(given[0]), effort=effort), **variables}
         if isinstance(effort, str):
             said |= {name: self._taken(name, effort, on=not given or bool(given[0])) for name in self._efforts}
         return said

@@ -10,7 +10,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
-from infer_models.text.chat.sandbox import RaisedByTemplateError, TemplateSandbox
+from infer_models.text.chat.templates.sandbox import RaisedByTemplateError, TemplateSandbox
 
 Message = Mapping[str, object]
 Tool = Mapping[str, object]
@@ -159,8 +159,9 @@ class ChatTemplate:
         constants = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return frozenset(constants | {node.attr for node in self._tree.find_all(nodes.Getattr)})
 
-    @cached_property
+    @property
     def _tree(self) -> nodes.Template:
+        # A new one each time: to look for variables changes constants in it.
         return TemplateSandbox().parse(self.source)
 
     def leaves_out(self, text: str, messages: Sequence[Message]) -> bool:
