@@ -112,6 +112,7 @@ NAMED: dict[str, list[Any]] = {
 FILLED: dict[str, dict[str, Any]] = {
     "JSONSchema": {"schema": PARAMETERS},
     "ResponseReasoningItemParam": {"summary": [{"type": "summary_text", "text": "s"}]},
+    "FunctionCallOutput": {"name": "f"},
     "BetaCompactionBlockParam": {"content": "s"},
     "ThinkingBlockParam": {"thinking": ""},
     "BetaThinkingBlockParam": {"thinking": ""},
@@ -144,7 +145,7 @@ def structs(kind: Any) -> list[Any]:
 
 def members(kind: Any) -> list[Any]:
     """Return the kinds of a union that a body can have; those of what the SDK returns are the same as their params."""
-    origin = typing.get_origin(kind)
+    origin: Any = typing.get_origin(kind)
     if origin in (Annotated, typing_extensions.Required, typing_extensions.NotRequired):
         return members(typing.get_args(kind)[0])
     if origin in (Union, types.UnionType):

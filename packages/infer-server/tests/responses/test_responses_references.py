@@ -5,14 +5,26 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_engine.protocol import ChatMessage, ChatPrompt, ContentDelta, ReasoningDelta, ToolCall, ToolCallDelta
+from infer_engine.protocol import (
+    AnswerDelta,
+    ChatMessage,
+    ChatPrompt,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from infer_server import ServerSettings
 from infer_server.testing import FakeEngine, Script, sse_events
 from infer_server.testing.client import client_of
 
 HI = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "name": "look"}]
-STEPS = ((ReasoningDelta("Hm."),), (ContentDelta("Let me see."),), (ToolCallDelta(0, "look", "{}"),))
+STEPS: tuple[tuple[AnswerDelta, ...], ...] = (
+    (ReasoningDelta("Hm."),),
+    (ContentDelta("Let me see."),),
+    (ToolCallDelta(0, "look", "{}"),),
+)
 ANSWER = ChatMessage(
     role="assistant",
     content="Let me see.",
@@ -85,7 +97,7 @@ async def test_items_of_one_key_are_not_those_of_another() -> None:
         first = (await client.post("/v1/responses", json={"input": "hi"}, headers={"x-api-key": "a"})).json()
         for key, status in (("a", 200), ("b", 400)):
             headers = {"x-api-key": key}
-            body = {"input": [HI, reference(first["output"][1])]}
+            body: dict[str, Any] = {"input": [HI, reference(first["output"][1])]}
             assert (await client.post("/v1/responses", json=body, headers=headers)).status_code == status
             body = {"input": "more", "previous_response_id": first["id"]}
             assert (await client.post("/v1/responses", json=body, headers=headers)).status_code == status

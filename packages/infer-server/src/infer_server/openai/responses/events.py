@@ -39,14 +39,14 @@ class _EventKind(NamedTuple):
         text: the name of those about its text.
         part: the name of those about its part; "": it has none.
         part_type: the type of its part.
-        index: the number of the part, for both.
+        part_index: the number of the part, for both.
         beside: what those about its text have too.
     """
 
     text: str
     part: str = ""
     part_type: type[ReasoningText | OutputText | SummaryText] = OutputText
-    index: Mapping[str, int] = MappingProxyType({})
+    part_index: Mapping[str, int] = MappingProxyType({})
     beside: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -158,7 +158,7 @@ class ResponseEvents:
 
     def _place(self, block: AnswerBlock) -> dict[str, Any]:
         place = {"item_id": self._builder.item_id(block), "output_index": block.index}
-        return {**place, **self._kind(block).index}
+        return {**place, **self._kind(block).part_index}
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
