@@ -118,7 +118,7 @@ def test_gates_and_ups_apart_are_read_too(tmp_path: Path) -> None:
         ("experts", {"expert_count": 5}, "holds 6 experts, but `gemma4.expert_count` is 5"),
         ("experts", {"attention.shared_kv_layers": 3}, "`num_kv_shared_layers` is 3; it must be so few that"),
         ("own inputs and shared keys", {"feed_forward_length": [256, 256, 512, 256]}, "it or twice it for all others"),
-        ("own inputs and shared keys", {"attention.key_length": 64}, "`rope_freqs.weight` changes frequencies in"),
+        ("own inputs and shared keys", {"attention.key_length": 64}, "it must be the size of a full layer's heads, 64"),
     ],
 )
 def test_metadata_that_does_not_fit_is_one_line(

@@ -28,7 +28,8 @@ def _gemma4(metadata: Metadata, header: GgufHeader) -> Fields:
             raise metadata.invalid(f".attention.{key}", f"the size of keys, {sizes[kind]}")
     for key, kind in {"dimension_count": _FULL, "dimension_count_swa": _SLIDING}.items():
         if metadata.count(f".rope.{key}", sizes[kind]) != sizes[kind]:
-            raise metadata.invalid(f".rope.{key}", f"the size of a layer's heads, {sizes[kind]}")
+            layer = "full" if kind == _FULL else "sliding"
+            raise metadata.invalid(f".rope.{key}", f"the size of a {layer} layer's heads, {sizes[kind]}")
     num_shared = metadata.count(_SHARED, 0)
     own = range(max(0, layers - num_shared))
     full = [layer for layer in own if kinds[layer] == _FULL]
