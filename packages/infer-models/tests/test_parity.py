@@ -62,6 +62,7 @@ CASES: dict[str, Save] = {
     "qwen2_sliding": case("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3_tied": case("qwen3", tie_word_embeddings=True, rope_parameters=LLAMA3_SCALING),
     "smollm3_untied": case("smollm3", tie_word_embeddings=False, no_rope_layers=None, no_rope_layer_interval=3),
+    "smollm3_listed": case("smollm3", layer_types=["sliding_attention", FULL, "sliding_attention"], sliding_window=8),
     "smollm3_sliding": case("smollm3", use_sliding_window=True, sliding_window=8),
     "granite_tied": case(
         "granite", tie_word_embeddings=True, residual_multiplier=0.5, logits_scaling=3.0, rms_norm_eps=0.1

@@ -168,7 +168,8 @@ def read_smollm3(fields: JsonFields) -> ModelConfig:
     has_rope = fields.indices("no_rope_layers") if "no_rope_layers" in fields else usual  # 1: rotated, 0: not
     if len(has_rope) < config.num_layers:
         raise fields.invalid("no_rope_layers", f"{config.num_layers} numbers, 1 or 0, one for each layer")
-    window = _read_window_in_use(fields, default=None)
+    in_use = _read_window_in_use(fields, default=None)
+    window = read_window(fields, default=None) if "layer_types" in fields else in_use  # a list says it by itself
     types = [FULL if rotated else SLIDING for rotated in has_rope[: config.num_layers]]
     return replace(
         config,
