@@ -35,6 +35,7 @@ KEPT: list[Any] = [
     {"type": "object", "properties": {"child": {"$ref": "#"}}},
     {"$defs": {"a": {"$anchor": "here"}}, "items": {"$ref": "#here"}},
     {"$defs": {"a/b~c d": {}}, "$ref": "#/$defs/a~1b~0c%20d"},
+    {"items": {"$id": "http://example.com/"}},
     {"enum": ["tab\t", 2**53, -1.5, {"a": [None]}]},
     *(
         {"pattern": pattern}
@@ -48,9 +49,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"maxLength": 100_000}, "`maxLength` at #"),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "items": {"prefixItems": [{}]}}, "`$schema` at #"),
     ({"items": {"$schema": "https://json-schema.org/draft/2020-12/schema"}}, "`$schema` at #/items"),
-    ({"items": {"$id": "http://example.com/"}}, "`$id` at #/items"),
-    ({"const": {"minProperties": 2}, "items": {"$ref": "#/const"}}, "`$ref` at #/items is '#/const'"),
-    ({"properties": {"type": {}}, "items": {"$ref": "#/properties"}}, "`$ref` at #/items"),
+    ({"properties": {"type": {}}, "items": {"$ref": "#/properties"}}, "#/$defs/properties/type is an object"),
     ({"$ref": "#"}, "`$ref` at # leads back"),
     ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}}, "leads back"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "`oneOf` at #: both 0 and 1 may hold"),

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
-from urllib.parse import quote, unquote
 
 from infer_engine.structured.errors import NotKeptError
 from infer_engine.structured.json_schema.patterns import UNPRINTABLE, check_pattern
+from infer_engine.structured.json_schema.references import unescaped
 from infer_engine.structured.json_schema.widening import MAX_EXACT, MAX_LENGTH, Refuse, exactly
 
 GRAMMAR_OPTIONS: dict[str, Any] = {"lenient": False, "coerce_one_of": True, "json_allowed_escapes": 'nrbtf\\"'}
@@ -32,8 +32,6 @@ MAX_PAIRS = 100_000
 MAX_HOPS = 8
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
-_IN_REFERENCES = "#/%~!$&'()*+,;=:@?"
-"""Characters that stay as they are; generators write `#/$defs/List<Item>` all the same."""
 _TYPES = frozenset({"string", "integer", "fraction", "boolean", "null", "array", "object"})
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -52,7 +50,6 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
     """
     places = {id(each): place for each, place in places_of(schema) if isinstance(each, dict)}
     schemas = [each for each, _ in places_of(schema) if isinstance(each, dict)]
-    anchors = {each["$anchor"]: each for each in schemas if "$anchor" in each}
     has_new_words = any("prefixItems" in each for each in schemas)
     for each in schemas:
         place = places[id(each)]
@@ -61,21 +58,16 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
             meant = "schemas are read as draft 2020-12, by which `prefixItems` is meant; leave it out"
             problem = f"`$schema` at {place}: {meant}"
             refuse(each, "$schema", draft, NotKeptError(problem))
-        _check_values(each, place, refuse, is_root=each is schema)
-        if "$ref" in each and target_of(schema, each["$ref"], anchors) is None:
-            problem = (
-                f"`$ref` at {place} is {each['$ref'][:80]!r}, where no schema is; put the schema into `$defs`, and "
-                "send `#/$defs/<name>`"
-            )
+        _check_values(each, place, refuse)
+        if "$ref" in each and target_of(schema, each["$ref"]) is None:
+            problem = f"`$ref` at {place} is {each['$ref'][:80]!r}, where no schema is; nothing is fetched"
             refuse(each, "$ref", each["$ref"], ValueError(problem))
-        if "$ref" in each:
-            each["$ref"] = quote(each["$ref"], safe=_IN_REFERENCES)
-    _check_cycles(schema, schemas, places, anchors, refuse)
+    _check_cycles(schema, schemas, places, refuse)
     _check_multiples(schemas, refuse)
     steps = 0
     for each in schemas:
         if "oneOf" in each:
-            steps += _check_one_of(each, places[id(each)], schema, anchors, MAX_PAIRS - steps, refuse)
+            steps += _check_one_of(each, places[id(each)], schema, MAX_PAIRS - steps, refuse)
 
 
 def places_of(schema: Any) -> list[tuple[Any, str]]:
@@ -98,12 +90,10 @@ def _walk(schema: Any) -> Iterator[tuple[Any, str]]:
                     left.extend((inner, f"{place}/{keyword}/{name[:80]}") for name, inner in value.items())
 
 
-def _check_values(schema: dict[str, Any], place: str, refuse: Refuse, *, is_root: bool) -> None:
+def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
     def not_kept(keyword: str, problem: str) -> None:
         refuse(schema, keyword, schema[keyword], NotKeptError(f"`{keyword}` at {place} {problem}"))
 
-    if "$id" in schema and not is_root:
-        not_kept("$id", "changes what `$ref` means; leave it out")
     for keyword in ("const", "enum"):
         if keyword in schema and (problem := _problem_of_data(schema[keyword])) is not None:
             not_kept(keyword, problem)
@@ -161,34 +151,19 @@ def _problem_of_data(value: Any) -> str | None:
     return None
 
 
-def target_of(root: Any, reference: str, anchors: dict[str, Any]) -> Any:
-    """Return the schema that `reference` names, or None: data, such as a constant, is no schema."""
-    if reference.rstrip("/") in ("", "#") and reference != "#/":
+def target_of(root: Any, reference: str) -> Any:
+    """Return the schema that `reference` of a localized schema names, or None."""
+    if reference == "#":
         return root
-    if not reference.startswith("#/"):
-        return anchors.get(unquote(reference[1:]))
-    node, kind = root, "schema"
-    for step in reference[2:].split("/"):
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list):
-            fits = name.isdecimal() and name.isascii() and str(int(name[:9])) == name and int(name) < len(node)
-            node = node[int(name)] if fits else None
-        else:
-            node = node.get(name) if isinstance(node, dict) else None
-        if node is None:
-            return None
-        if kind == "schema":
-            kind = "map" if name in (*_MAPS, *_LISTS) else "schema"
-            if name not in (*_MAPS, *_LISTS, *_SINGLE):
-                return None
-        else:
-            kind = "schema"
-    return node if kind == "schema" else None
+    for folder in ("$defs", "definitions"):
+        named = root.get(folder, {}) if isinstance(root, dict) else {}
+        name = unescaped(reference.removeprefix(f"#/{folder}/"))
+        if reference.startswith(f"#/{folder}/") and name in named:
+            return named[name]
+    return None
 
 
-def _check_cycles(
-    root: Any, schemas: list[Any], places: dict[int, str], anchors: dict[str, Any], refuse: Refuse
-) -> None:
+def _check_cycles(root: Any, schemas: list[Any], places: dict[int, str], refuse: Refuse) -> None:
     """Refuse a schema that leads to itself without a value in between: nothing could be generated."""
     done: set[int] = set()
     for start in schemas:
@@ -208,7 +183,7 @@ def _check_cycles(
                 left.append(None)
                 left.extend(inner for keyword in _IN_PLACE for inner in each.get(keyword, []))
                 if "$ref" in each:
-                    left.append(target_of(root, each["$ref"], anchors))
+                    left.append(target_of(root, each["$ref"]))
 
 
 def _check_multiples(schemas: list[Any], refuse: Refuse) -> None:
@@ -249,7 +224,7 @@ class _Facts:
     `names` are those that an object may have; None: any but the `forbidden` ones.
     """
 
-    def __init__(self, schema: Any, root: Any, anchors: dict[str, Any]) -> None:
+    def __init__(self, schema: Any, root: Any) -> None:
         self.types = _TYPES
         self.constants: frozenset[Any] | None = None
         self.tags: dict[str, frozenset[Any]] = {}
@@ -269,7 +244,7 @@ class _Facts:
             self._add(each)
             left.extend(each.get("allOf", [])[:MAX_HOPS])
             if "$ref" in each:
-                left.append(target_of(root, each["$ref"], anchors))
+                left.append(target_of(root, each["$ref"]))
 
     def _add(self, schema: dict[str, Any]) -> None:
         if "type" in schema:
@@ -342,9 +317,7 @@ def _constants(schema: Any) -> frozenset[Any] | None:
     return frozenset((isinstance(value, bool), value) for value in values)
 
 
-def _check_one_of(
-    schema: dict[str, Any], place: str, root: Any, anchors: dict[str, Any], left: int, refuse: Refuse
-) -> int:
+def _check_one_of(schema: dict[str, Any], place: str, root: Any, left: int, refuse: Refuse) -> int:
     """Refuse branches of which two may hold; return how many steps were taken of those `left`.
 
     An object that requires a name of its own, as utoipa writes a variant, loses the names of the others: with two of
@@ -354,7 +327,7 @@ def _check_one_of(
     steps = 0
     problem = None
     for number, branch in enumerate(schema["oneOf"]):
-        facts = _Facts(branch, root, anchors)
+        facts = _Facts(branch, root)
         steps += facts.steps
         for index, one in enumerate(branches):
             steps += 1 + len(one.tags) + len(one.required)

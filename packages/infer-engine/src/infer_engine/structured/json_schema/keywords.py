@@ -15,6 +15,7 @@ from infer_engine.structured.json_schema.checks import check_schema
 from infer_engine.structured.json_schema.dialects import respelled
 from infer_engine.structured.json_schema.ends import check_ends
 from infer_engine.structured.json_schema.patterns import names_of_pattern
+from infer_engine.structured.json_schema.references import localized
 from infer_engine.structured.json_schema.widening import Refuse, exactly, whatever_it_is
 
 MAX_DEPTH = 64
@@ -65,6 +66,7 @@ def prepare_schema(schema: Any, refuse: Refuse = exactly) -> Any:
             whatever it is; the message names the keyword and where it stands.
     """
     _check_depth(schema)
+    schema = localized(schema)
     definitions = schema.get("$defs") if isinstance(schema, dict) else None
     prepared = _Reader(refuse, definitions if isinstance(definitions, dict) else {}).schema(schema, "#")
     check_schema(prepared, refuse)
@@ -239,8 +241,6 @@ _NUMBER = _plain("a number", _is_number)
 
 _PLAIN: dict[str, Callable[[Any, str], Any]] = {
     "$schema": _kept("a draft of JSON Schema", _is_text, lambda value: "json-schema.org/" in value),
-    "$id": _TEXT,
-    "$anchor": _TEXT,
     "$ref": _plain(
         "a place in the same schema, such as `#/$defs/name`: nothing is fetched",
         lambda value: isinstance(value, str) and value.startswith("#"),
