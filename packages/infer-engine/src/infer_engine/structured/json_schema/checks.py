@@ -1,22 +1,20 @@
 """`check_schema`: finds what the grammar library accepts, but keeps wrongly or at too high a cost.
 
 It is called with a schema whose keywords are known and whose values are well-formed (`prepare_schema`), and holds
-together with `GRAMMAR_OPTIONS` only. Every rule was found by a text that `llguidance` 1.9.1 generates against a schema.
+together with the options of `spelling` only. Every rule was found by a text that `llguidance` 1.9.1 generates against a
+schema.
 """
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 from infer_engine.structured.errors import NotKeptError
-from infer_engine.structured.json_schema.patterns import UNPRINTABLE, check_pattern
-from infer_engine.structured.json_schema.references import unescaped
-from infer_engine.structured.json_schema.widening import MAX_EXACT, MAX_LENGTH, Refuse, exactly
+from infer_engine.structured.json_schema.exactness import are_exact, is_exact
+from infer_engine.structured.json_schema.patterns import check_pattern
+from infer_engine.structured.json_schema.places import places_of, target_of
+from infer_engine.structured.json_schema.widening import MAX_LENGTH, Refuse, exactly
 
-GRAMMAR_OPTIONS: dict[str, Any] = {"lenient": False, "coerce_one_of": True, "json_allowed_escapes": 'nrbtf\\"'}
-"""Without `u` among the escapes no name can be spelled in two ways, such as `a` and `\\u0061`: the second would be
-another property. `oneOf` becomes `anyOf`, because `check_schema` shows that at most one branch can hold."""
 MAX_PROPERTIES = 5_000
 """In one object, required ones without a schema included: 0.24 s."""
 MAX_OPTIONAL_PROPERTIES = 2_000
@@ -33,9 +31,6 @@ MAX_HOPS = 8
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
 _TYPES = frozenset({"string", "integer", "fraction", "boolean", "null", "array", "object"})
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties")
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -70,36 +65,16 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
             steps += _check_one_of(each, places[id(each)], schema, MAX_PAIRS - steps, refuse)
 
 
-def places_of(schema: Any) -> list[tuple[Any, str]]:
-    """Return every schema inside `schema` with its place, itself first."""
-    return list(_walk(schema))
-
-
-def _walk(schema: Any) -> Iterator[tuple[Any, str]]:
-    left: list[tuple[Any, str]] = [(schema, "#")]
-    while left:
-        each, place = left.pop()
-        yield each, place
-        if isinstance(each, dict):
-            for keyword, value in each.items():
-                if keyword in _SINGLE:
-                    left.append((value, f"{place}/{keyword}"))
-                elif keyword in _LISTS:
-                    left.extend((inner, f"{place}/{keyword}/{index}") for index, inner in enumerate(value))
-                elif keyword in _MAPS:
-                    left.extend((inner, f"{place}/{keyword}/{name[:80]}") for name, inner in value.items())
-
-
 def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
     def not_kept(keyword: str, problem: str) -> None:
         refuse(schema, keyword, schema[keyword], NotKeptError(f"`{keyword}` at {place} {problem}"))
 
     for keyword in ("const", "enum"):
-        if keyword in schema and (problem := _problem_of_data(schema[keyword])) is not None:
-            not_kept(keyword, problem)
+        if keyword in schema and not are_exact(schema[keyword]):
+            not_kept(keyword, "has a number beyond 2**53, and not exact there; send it as a text")
     for keyword in _BOUNDS:
-        if abs(schema.get(keyword, 0)) > MAX_EXACT:
-            not_kept(keyword, "is beyond 2**53, where it is not exact; leave it out")
+        if not is_exact(schema.get(keyword, 0)):
+            not_kept(keyword, "is beyond 2**53, and not exact there; leave it out")
     for keyword in ("minLength", "maxLength"):
         if schema.get(keyword, 0) > MAX_LENGTH:
             not_kept(keyword, f"is {schema[keyword]}; at most {MAX_LENGTH} is kept; leave it out")
@@ -135,32 +110,6 @@ def _check_patterns(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
     if len(patterns) > MAX_PATTERN_PROPERTIES:
         problem = f"`patternProperties` at {place} has {len(patterns)}; at most {MAX_PATTERN_PROPERTIES} fit"
         refuse(schema, "patternProperties", patterns, ValueError(problem))
-
-
-def _problem_of_data(value: Any) -> str | None:
-    """Return why a constant cannot be written exactly; None if it can."""
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict | list):
-            left.extend(each.values() if isinstance(each, dict) else each)
-        elif isinstance(each, str) and not UNPRINTABLE.isdisjoint(each):
-            return "has a text with a control character, which cannot be written; leave it out"
-        elif isinstance(each, int | float) and not (math.isfinite(each) and abs(each) <= MAX_EXACT):
-            return "has a number beyond 2**53, which is not exact; send it as a text"
-    return None
-
-
-def target_of(root: Any, reference: str) -> Any:
-    """Return the schema that `reference` of a localized schema names, or None."""
-    if reference == "#":
-        return root
-    for folder in ("$defs", "definitions"):
-        named = root.get(folder, {}) if isinstance(root, dict) else {}
-        name = unescaped(reference.removeprefix(f"#/{folder}/"))
-        if reference.startswith(f"#/{folder}/") and name in named:
-            return named[name]
-    return None
 
 
 def _check_cycles(root: Any, schemas: list[Any], places: dict[int, str], refuse: Refuse) -> None:

@@ -6,7 +6,7 @@ grammar library finds, where they stand in the way.
 
 from typing import Any
 
-from infer_engine.structured.json_schema.checks import places_of, target_of
+from infer_engine.structured.json_schema.places import places_of, target_of
 
 _RANGES = (
     ("minimum", "maximum", {"integer", "number"}),
