@@ -34,7 +34,7 @@ OF_COLORS: dict[str, Any] = {
     },
     "a name without an address": {
         "$id": "urn:cars",
-        "items": {"$ref": "urn:cars#color"},
+        "items": {"$ref": "#color"},
         "$defs": {"c": COLOR | {"$anchor": "color"}},
     },
     "an inner address": {
