@@ -73,6 +73,20 @@ def test_other_names_have_the_schema_of_others(text: str, *, is_allowed: bool) -
     assert allows(schema, text) is is_allowed
 
 
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [(r"\u001b[0m", True), (r"\u00e9\/", True), (r"\ud83d\uDE00", True), (r"\ud83d", False), (r"\ud83dA", False)],
+)
+def test_a_text_may_have_every_escape_that_is_a_character(text: str, *, is_allowed: bool) -> None:
+    assert allows(closed({"a": {"type": "string"}}, "a"), f'{{"a": "{text}"}}') is is_allowed
+
+
+@pytest.mark.parametrize("name", [r"\u0061\/", r"a\/", r"\u000a"])
+def test_no_name_is_spelled_in_another_way(name: str) -> None:
+    schema = {"type": "object", "properties": {"a/": {"type": "integer"}, "\n": {"type": "integer"}}}
+    assert not allows(schema, f'{{"{name}": "x"}}')
+
+
 ITEM = closed({"content": {"type": "string"}, "status": {"enum": ["open", "done"]}}, "content", "status")
 NESTED: list[tuple[dict[str, Any], str, str]] = [
     (

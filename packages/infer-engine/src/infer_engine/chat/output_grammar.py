@@ -85,7 +85,9 @@ def _arguments_grammar(
         if own_grammar is not None:
             arguments = own_grammar.arguments(tool.name, schema, strict=tool.strict)
         else:
-            written = json_expression(schema, ANY_ORDER_WHITESPACE) if tool.strict else members.whole(schema)
+            written = (
+                json_expression(schema, ANY_ORDER_WHITESPACE, strict=True) if tool.strict else members.whole(schema)
+            )
             arguments = f"GAP {written}"
         starts.append(f"{_quoted(selection_of(tool.name))} {arguments} TEXT")
     _check_size(num_characters)
@@ -214,7 +216,8 @@ class _CallRules:
 @functools.lru_cache(maxsize=256)  # agents send the same tools with every request
 def _arguments(encoded_tool: bytes) -> str:
     """Return what generates the arguments of a tool, which is given as JSON."""
-    return json_expression(schema_of_encoded(encoded_tool), _WHITESPACE)
+    strict = msgspec.json.decode(encoded_tool, type=Tool).strict
+    return json_expression(schema_of_encoded(encoded_tool), _WHITESPACE, strict=strict)
 
 
 def _json_call(tool: Tool, tool_format: ToolCallFormat) -> str:
@@ -230,7 +233,7 @@ def _json_call(tool: Tool, tool_format: ToolCallFormat) -> str:
     key = tool_format.before_arguments.split('"')[-2]
     properties = {"name": {"const": tool.name}, key: arguments}
     call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    return json_expression(call | definitions, _WHITESPACE)
+    return json_expression(call | definitions, _WHITESPACE, strict=tool.strict)
 
 
 def _check_size(num_characters: int) -> None:

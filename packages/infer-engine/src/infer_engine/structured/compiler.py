@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from infer_engine.structured.errors import GrammarError, describe
+from infer_engine.structured.json_schema.refusals import without_refusals
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -198,7 +199,9 @@ class GrammarCompiler:
             return self._kept[grammar]
         try:
             matcher = self._make_matcher(grammar)
-        except (KeyboardInterrupt, SystemExit):
+            if matcher.is_error():
+                matcher = self._make_matcher(without_refusals(grammar, self._complaint))
+        except (KeyboardInterrupt, SystemExit, GrammarError):
             raise
         except BaseException as error:  # a panic in the Rust library is not an `Exception`
             logger.exception("The grammar library failed on a grammar.")
@@ -209,6 +212,12 @@ class GrammarCompiler:
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return matcher
+
+    def _complaint(self, grammar: str) -> str:
+        """Return why the library does not take `grammar`, before it builds what depends on the vocabulary."""
+        from llguidance import LLMatcher  # noqa: PLC0415 - imported with the vocabulary
+
+        return LLMatcher.validate_grammar(grammar, self._made_vocabulary().tokenizer)
 
     def _made_vocabulary(self) -> Vocabulary:
         if self._vocabulary is None:

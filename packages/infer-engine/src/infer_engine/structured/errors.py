@@ -3,7 +3,7 @@
 import re
 
 MAX_ERROR_CHARACTERS = 500
-_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 _SNIPPET = re.compile(r"\n +\d+ \| ")
 
 

@@ -8,14 +8,15 @@ from llguidance import LLMatcher, StructTag, regex_to_lark
 
 from infer_engine.protocol.structured_outputs import MAX_CHARACTERS, MAX_SCHEMA_CHARACTERS, StructuredOutputs
 from infer_engine.structured.gbnf import gbnf_to_lark, is_gbnf
-from infer_engine.structured.json_schema.checks import GRAMMAR_OPTIONS
 from infer_engine.structured.json_schema.keywords import prepare_schema
+from infer_engine.structured.json_schema.refusals import STRICT
+from infer_engine.structured.json_schema.spelling import spelled
 from infer_engine.structured.json_schema.widening import Refuse, as_far_as_possible, exactly
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """Whitespace between the tokens of JSON: at most one blank, after a comma or a colon."""
-ANY_WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,16}"
-"""Enough for any usual layout, too little to generate it for ever."""
+ANY_WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,64}"
+"""Enough for sixteen levels of four blanks, too little to generate it for ever."""
 MAX_TAGS = 128
 _PUNCTUATION = frozenset(r"\.+*?()|[]{}^$/-&~")
 _CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -52,7 +53,7 @@ def _make(outputs: StructuredOutputs) -> str:
     match outputs.kind:
         case "json":
             schema = read_schema(outputs.json, "json", exactly if outputs.strict else as_far_as_possible)
-            return f"start: {json_expression(schema, whitespace_pattern_of(outputs))}"
+            return f"start: {json_expression(schema, whitespace_pattern_of(outputs), strict=outputs.strict)}"
         case "json_object":
             return f"start: {json_expression({'type': 'object'}, whitespace_pattern_of(outputs))}"
         case "regex":
@@ -92,9 +93,12 @@ def read_schema(schema: Any, name: str, refuse: Refuse = exactly) -> dict[str, A
     return {} if schema is True else schema
 
 
-def json_expression(schema: Mapping[str, Any], whitespace_pattern: str | None = None) -> str:
-    """Return what generates a JSON text that matches `schema`, which is checked; without a pattern it is compact."""
-    return f"%json {json.dumps(_with_options(schema, whitespace_pattern))}"
+def json_expression(schema: Mapping[str, Any], whitespace_pattern: str | None = None, *, strict: bool = False) -> str:
+    """Return what generates a JSON text that matches `schema`, which is checked; without a pattern it is compact.
+
+    What the library does not take, in spite of the checks, is refused when it is compiled, or wider if not `strict`.
+    """
+    return f"%json {json.dumps(_with_options(schema, whitespace_pattern, strict=strict))}"
 
 
 def whitespace_pattern_of(outputs: StructuredOutputs) -> str | None:
@@ -113,9 +117,11 @@ def escaped(text: str) -> str:
     return "".join(_CONTROLS.get(each) or (f"\\{each}" if each in _PUNCTUATION else each) for each in text)
 
 
-def _with_options(schema: Mapping[str, Any], whitespace_pattern: str | None) -> dict[str, Any]:
+def _with_options(schema: Mapping[str, Any], whitespace_pattern: str | None, *, strict: bool) -> dict[str, Any]:
     whitespace = COMPACT if whitespace_pattern is None else {"whitespace_pattern": whitespace_pattern}
-    return {**schema, "x-guidance": GRAMMAR_OPTIONS | whitespace}
+    prepared = spelled(schema)
+    options = {"x-guidance": prepared["x-guidance"] | whitespace}
+    return prepared | options | ({STRICT: True} if strict else {})
 
 
 def _from_lark(grammar: str) -> str:
@@ -157,7 +163,7 @@ def _read_structure(structure: Any, triggers: list[str], outputs: StructuredOutp
     if trigger is None:
         raise ValueError(f"`structural_tag`: {begin[:40]!r} begins with none of the `triggers`.")
     schema = read_schema(structure["schema"], "structural_tag", exactly if outputs.strict else as_far_as_possible)
-    grammar = _with_options(schema, whitespace_pattern_of(outputs))
+    grammar = _with_options(schema, whitespace_pattern_of(outputs), strict=outputs.strict)
     return StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end)
 
 

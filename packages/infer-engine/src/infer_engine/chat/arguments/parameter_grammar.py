@@ -190,7 +190,7 @@ class ParameterGrammar:
         if not strict:
             return self._members.part(schema, root)
         places = {place: root[place] for place in ("$defs", "definitions") if place in root}
-        return json_expression({**schema, **places}, _STRICT_WHITESPACE)
+        return json_expression({**schema, **places}, _STRICT_WHITESPACE, strict=True)
 
 
 def _without_texts(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:

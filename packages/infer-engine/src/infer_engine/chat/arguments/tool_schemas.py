@@ -9,8 +9,8 @@ import msgspec
 from infer_engine.chat.arguments.parameter_types import ALL_TYPES, type_of, types_of
 from infer_engine.protocol import Tool
 from infer_engine.structured.grammar_text import read_schema
-from infer_engine.structured.json_schema.checks import places_of
 from infer_engine.structured.json_schema.ends import check_ends
+from infer_engine.structured.json_schema.places import places_of
 from infer_engine.structured.json_schema.widening import exactly, whatever_it_is
 
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

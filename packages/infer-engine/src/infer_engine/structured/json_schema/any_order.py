@@ -21,9 +21,18 @@ MAX_COUNTED = 4
 WHITESPACE = r"[ \t\r\n]{0,40}"
 """Between the tokens of arguments: models write them on one line, or indented."""
 
+_CHARACTER = r"[^\"\\\x00-\x1f]"
+_HEX = "[0-9a-fA-F]"
+_TWO_CODES = rf"[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"
+_CODE = rf"u([0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}|{_TWO_CODES})"
+_CODE_WITHOUT_ANOTHER_SPELLING = r"u00(0[0-7bBeEfF]|1[0-9a-fA-F])"
+_ANY_NAME = rf"({_CHARACTER}|\\([\"\\bfnrt]|{_CODE_WITHOUT_ANOTHER_SPELLING}))*"
+"""Names are compared as they are written, so each has one spelling."""
+
 RULES = rf"""
 WS: /{WHITESPACE}/
 ws: WS
+JSON_TEXT: /"({_CHARACTER}|\\([\"\\\/bfnrt]|{_CODE}))*"/
 """
 """What all rules made here need."""
 
@@ -33,7 +42,6 @@ _ANNOTATIONS = frozenset(
 _OBJECT = frozenset({"type", "properties", "required", "additionalProperties"})
 _ARRAY = frozenset({"type", "items", "minItems", "maxItems"})
 _REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
-_ANY_STRING = r"([^\"\\\x00-\x1f]|\\([\"\\\/bfnrt]|u[0-9a-fA-F]{4}))*"
 
 
 class AnyOrder:
@@ -90,6 +98,8 @@ class AnyOrder:
     def _make(self, schema: Any) -> str:
         if not isinstance(schema, dict):
             return self._leaf(schema)
+        if schema == {"type": "string"}:
+            return "JSON_TEXT"
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference in self._definitions and schema.keys() == {"$ref"}:
             return self._rule(self._definitions[reference])
@@ -162,7 +172,7 @@ class AnyOrder:
         """Return a member of any name but those of `properties`."""
         name = self.new_name().upper()
         listed = "|".join(escaped(json.dumps(each, ensure_ascii=False)[1:-1]) for each in properties)
-        self.rules.append(f'{name}: /"{_ANY_STRING}"/' + (f' & ~/"({listed})"/' if listed else ""))
+        self.rules.append(f'{name}: /"{_ANY_NAME}"/' + (f' & ~/"({listed})"/' if listed else ""))
         return f'{name} ws ":" ws {self._rule(schema)}'
 
 

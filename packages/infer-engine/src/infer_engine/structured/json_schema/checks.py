@@ -1,22 +1,20 @@
 """`check_schema`: finds what the grammar library accepts, but keeps wrongly or at too high a cost.
 
 It is called with a schema whose keywords are known and whose values are well-formed (`prepare_schema`), and holds
-together with `GRAMMAR_OPTIONS` only. Every rule was found by a text that `llguidance` 1.9.1 generates against a schema.
+together with the options of `spelling` only. Every rule was found by a text that `llguidance` 1.9.1 generates against a
+schema.
 """
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
-from urllib.parse import quote, unquote
 
 from infer_engine.structured.errors import NotKeptError
-from infer_engine.structured.json_schema.patterns import UNPRINTABLE, check_pattern
-from infer_engine.structured.json_schema.widening import MAX_EXACT, MAX_LENGTH, Refuse, exactly
+from infer_engine.structured.json_schema.exactness import are_exact, is_exact
+from infer_engine.structured.json_schema.patterns import check_pattern
+from infer_engine.structured.json_schema.places import places_of, target_of
+from infer_engine.structured.json_schema.widening import MAX_LENGTH, Refuse, exactly
 
-GRAMMAR_OPTIONS: dict[str, Any] = {"lenient": False, "coerce_one_of": True, "json_allowed_escapes": 'nrbtf\\"'}
-"""Without `u` among the escapes no name can be spelled in two ways, such as `a` and `\\u0061`: the second would be
-another property. `oneOf` becomes `anyOf`, because `check_schema` shows that at most one branch can hold."""
 MAX_PROPERTIES = 5_000
 """In one object, required ones without a schema included: 0.24 s."""
 MAX_OPTIONAL_PROPERTIES = 2_000
@@ -32,12 +30,7 @@ MAX_PAIRS = 100_000
 MAX_HOPS = 8
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
-_IN_REFERENCES = "#/%~!$&'()*+,;=:@?"
-"""Characters that stay as they are; generators write `#/$defs/List<Item>` all the same."""
 _TYPES = frozenset({"string", "integer", "fraction", "boolean", "null", "array", "object"})
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties")
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -52,7 +45,6 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
     """
     places = {id(each): place for each, place in places_of(schema) if isinstance(each, dict)}
     schemas = [each for each, _ in places_of(schema) if isinstance(each, dict)]
-    anchors = {each["$anchor"]: each for each in schemas if "$anchor" in each}
     has_new_words = any("prefixItems" in each for each in schemas)
     for each in schemas:
         place = places[id(each)]
@@ -61,55 +53,28 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
             meant = "schemas are read as draft 2020-12, by which `prefixItems` is meant; leave it out"
             problem = f"`$schema` at {place}: {meant}"
             refuse(each, "$schema", draft, NotKeptError(problem))
-        _check_values(each, place, refuse, is_root=each is schema)
-        if "$ref" in each and target_of(schema, each["$ref"], anchors) is None:
-            problem = (
-                f"`$ref` at {place} is {each['$ref'][:80]!r}, where no schema is; put the schema into `$defs`, and "
-                "send `#/$defs/<name>`"
-            )
+        _check_values(each, place, refuse)
+        if "$ref" in each and target_of(schema, each["$ref"]) is None:
+            problem = f"`$ref` at {place} is {each['$ref'][:80]!r}, where no schema is; nothing is fetched"
             refuse(each, "$ref", each["$ref"], ValueError(problem))
-        if "$ref" in each:
-            each["$ref"] = quote(each["$ref"], safe=_IN_REFERENCES)
-    _check_cycles(schema, schemas, places, anchors, refuse)
+    _check_cycles(schema, schemas, places, refuse)
     _check_multiples(schemas, refuse)
     steps = 0
     for each in schemas:
         if "oneOf" in each:
-            steps += _check_one_of(each, places[id(each)], schema, anchors, MAX_PAIRS - steps, refuse)
+            steps += _check_one_of(each, places[id(each)], schema, MAX_PAIRS - steps, refuse)
 
 
-def places_of(schema: Any) -> list[tuple[Any, str]]:
-    """Return every schema inside `schema` with its place, itself first."""
-    return list(_walk(schema))
-
-
-def _walk(schema: Any) -> Iterator[tuple[Any, str]]:
-    left: list[tuple[Any, str]] = [(schema, "#")]
-    while left:
-        each, place = left.pop()
-        yield each, place
-        if isinstance(each, dict):
-            for keyword, value in each.items():
-                if keyword in _SINGLE:
-                    left.append((value, f"{place}/{keyword}"))
-                elif keyword in _LISTS:
-                    left.extend((inner, f"{place}/{keyword}/{index}") for index, inner in enumerate(value))
-                elif keyword in _MAPS:
-                    left.extend((inner, f"{place}/{keyword}/{name[:80]}") for name, inner in value.items())
-
-
-def _check_values(schema: dict[str, Any], place: str, refuse: Refuse, *, is_root: bool) -> None:
+def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
     def not_kept(keyword: str, problem: str) -> None:
         refuse(schema, keyword, schema[keyword], NotKeptError(f"`{keyword}` at {place} {problem}"))
 
-    if "$id" in schema and not is_root:
-        not_kept("$id", "changes what `$ref` means; leave it out")
     for keyword in ("const", "enum"):
-        if keyword in schema and (problem := _problem_of_data(schema[keyword])) is not None:
-            not_kept(keyword, problem)
+        if keyword in schema and not are_exact(schema[keyword]):
+            not_kept(keyword, "has a number beyond 2**53, and not exact there; send it as a text")
     for keyword in _BOUNDS:
-        if abs(schema.get(keyword, 0)) > MAX_EXACT:
-            not_kept(keyword, "is beyond 2**53, where it is not exact; leave it out")
+        if not is_exact(schema.get(keyword, 0)):
+            not_kept(keyword, "is beyond 2**53, and not exact there; leave it out")
     for keyword in ("minLength", "maxLength"):
         if schema.get(keyword, 0) > MAX_LENGTH:
             not_kept(keyword, f"is {schema[keyword]}; at most {MAX_LENGTH} is kept; leave it out")
@@ -147,48 +112,7 @@ def _check_patterns(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
         refuse(schema, "patternProperties", patterns, ValueError(problem))
 
 
-def _problem_of_data(value: Any) -> str | None:
-    """Return why a constant cannot be written exactly; None if it can."""
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict | list):
-            left.extend(each.values() if isinstance(each, dict) else each)
-        elif isinstance(each, str) and not UNPRINTABLE.isdisjoint(each):
-            return "has a text with a control character, which cannot be written; leave it out"
-        elif isinstance(each, int | float) and not (math.isfinite(each) and abs(each) <= MAX_EXACT):
-            return "has a number beyond 2**53, which is not exact; send it as a text"
-    return None
-
-
-def target_of(root: Any, reference: str, anchors: dict[str, Any]) -> Any:
-    """Return the schema that `reference` names, or None: data, such as a constant, is no schema."""
-    if reference.rstrip("/") in ("", "#") and reference != "#/":
-        return root
-    if not reference.startswith("#/"):
-        return anchors.get(unquote(reference[1:]))
-    node, kind = root, "schema"
-    for step in reference[2:].split("/"):
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list):
-            fits = name.isdecimal() and name.isascii() and str(int(name[:9])) == name and int(name) < len(node)
-            node = node[int(name)] if fits else None
-        else:
-            node = node.get(name) if isinstance(node, dict) else None
-        if node is None:
-            return None
-        if kind == "schema":
-            kind = "map" if name in (*_MAPS, *_LISTS) else "schema"
-            if name not in (*_MAPS, *_LISTS, *_SINGLE):
-                return None
-        else:
-            kind = "schema"
-    return node if kind == "schema" else None
-
-
-def _check_cycles(
-    root: Any, schemas: list[Any], places: dict[int, str], anchors: dict[str, Any], refuse: Refuse
-) -> None:
+def _check_cycles(root: Any, schemas: list[Any], places: dict[int, str], refuse: Refuse) -> None:
     """Refuse a schema that leads to itself without a value in between: nothing could be generated."""
     done: set[int] = set()
     for start in schemas:
@@ -208,7 +132,7 @@ def _check_cycles(
                 left.append(None)
                 left.extend(inner for keyword in _IN_PLACE for inner in each.get(keyword, []))
                 if "$ref" in each:
-                    left.append(target_of(root, each["$ref"], anchors))
+                    left.append(target_of(root, each["$ref"]))
 
 
 def _check_multiples(schemas: list[Any], refuse: Refuse) -> None:
@@ -249,7 +173,7 @@ class _Facts:
     `names` are those that an object may have; None: any but the `forbidden` ones.
     """
 
-    def __init__(self, schema: Any, root: Any, anchors: dict[str, Any]) -> None:
+    def __init__(self, schema: Any, root: Any) -> None:
         self.types = _TYPES
         self.constants: frozenset[Any] | None = None
         self.tags: dict[str, frozenset[Any]] = {}
@@ -269,7 +193,7 @@ class _Facts:
             self._add(each)
             left.extend(each.get("allOf", [])[:MAX_HOPS])
             if "$ref" in each:
-                left.append(target_of(root, each["$ref"], anchors))
+                left.append(target_of(root, each["$ref"]))
 
     def _add(self, schema: dict[str, Any]) -> None:
         if "type" in schema:
@@ -342,9 +266,7 @@ def _constants(schema: Any) -> frozenset[Any] | None:
     return frozenset((isinstance(value, bool), value) for value in values)
 
 
-def _check_one_of(
-    schema: dict[str, Any], place: str, root: Any, anchors: dict[str, Any], left: int, refuse: Refuse
-) -> int:
+def _check_one_of(schema: dict[str, Any], place: str, root: Any, left: int, refuse: Refuse) -> int:
     """Refuse branches of which two may hold; return how many steps were taken of those `left`.
 
     An object that requires a name of its own, as utoipa writes a variant, loses the names of the others: with two of
@@ -354,7 +276,7 @@ def _check_one_of(
     steps = 0
     problem = None
     for number, branch in enumerate(schema["oneOf"]):
-        facts = _Facts(branch, root, anchors)
+        facts = _Facts(branch, root)
         steps += facts.steps
         for index, one in enumerate(branches):
             steps += 1 + len(one.tags) + len(one.required)

@@ -6,7 +6,7 @@ grammar library finds, where they stand in the way.
 
 from typing import Any
 
-from infer_engine.structured.json_schema.checks import places_of, target_of
+from infer_engine.structured.json_schema.places import places_of, target_of
 
 _RANGES = (
     ("minimum", "maximum", {"integer", "number"}),
@@ -21,7 +21,6 @@ MAX_ROUNDS = 64
 def check_ends(root: Any) -> None:
     """Raise ValueError if nothing finite matches `root`, a checked schema; takes time in proportion to its size."""
     places = places_of(root)
-    anchors = {each["$anchor"]: each for each, _ in places if isinstance(each, dict) and "$anchor" in each}
     left = [each for each, _ in reversed(places) if isinstance(each, dict)]
     finite: set[int] = set()
 
@@ -29,7 +28,7 @@ def check_ends(root: Any) -> None:
         return schema is True or id(schema) in finite
 
     def ends(schema: dict[str, Any]) -> bool:
-        if "$ref" in schema and not has_end(target_of(root, schema["$ref"], anchors)):
+        if "$ref" in schema and not has_end(target_of(root, schema["$ref"])):
             return False
         if not all(has_end(each) for each in schema.get("allOf", [])):
             return False

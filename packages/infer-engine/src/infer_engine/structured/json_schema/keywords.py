@@ -14,25 +14,15 @@ from infer_engine.structured.errors import NotKeptError
 from infer_engine.structured.json_schema.checks import check_schema
 from infer_engine.structured.json_schema.dialects import respelled
 from infer_engine.structured.json_schema.ends import check_ends
+from infer_engine.structured.json_schema.exactness import MAX_ENUM
+from infer_engine.structured.json_schema.formats import FORMAT_KEYWORDS, LIBRARY_FORMATS, WIDER_FORMAT_KEYWORDS
 from infer_engine.structured.json_schema.patterns import names_of_pattern
+from infer_engine.structured.json_schema.references import localized
 from infer_engine.structured.json_schema.widening import Refuse, exactly, whatever_it_is
 
 MAX_DEPTH = 64
-MAX_ENUM = 1_000
 MAX_MULTIPLE_OF = 10_000
 """The compilation of a larger one takes seconds, of a million half a minute."""
-
-_DAY_OF_MONTH = r"(?:0[1-9]|1[0-9]|2[0-8])"
-_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"  # 1972, 2000, not 1900
-_DATE = (
-    rf"(?:[0-9]{{4}}-(?:(?:0[1-9]|1[0-2])-{_DAY_OF_MONTH}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
-    rf"|{_LEAP_YEAR}-02-29)"
-)
-_HOURS_MINUTES = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_HOURS_MINUTES}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOURS_MINUTES})"
-FORMAT_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""Formats that the library keeps only in part, as patterns: RFC 3339 without leap seconds and small letters."""
-FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 
 _ANNOTATIONS = frozenset(
     [
@@ -49,8 +39,11 @@ _ANNOTATIONS = frozenset(
         "contentEncoding",
         "contentMediaType",
         "contentSchema",
+        "externalDocs",
+        "xml",
     ]
 )
+_FORMATS = sorted(LIBRARY_FORMATS | FORMAT_KEYWORDS.keys())
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
@@ -65,6 +58,7 @@ def prepare_schema(schema: Any, refuse: Refuse = exactly) -> Any:
             whatever it is; the message names the keyword and where it stands.
     """
     _check_depth(schema)
+    schema = localized(schema)
     definitions = schema.get("$defs") if isinstance(schema, dict) else None
     prepared = _Reader(refuse, definitions if isinstance(definitions, dict) else {}).schema(schema, "#")
     check_schema(prepared, refuse)
@@ -115,14 +109,14 @@ class _Reader:
             schema = respelled(schema, self._definitions)
         prepared: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if keyword in _ANNOTATIONS or (keyword == "uniqueItems" and value is False):
+            if _has_no_effect(keyword, schema):
                 continue
             try:
                 prepared[keyword] = self._keyword(keyword, value, place)
             except ValueError as error:
                 self._refuse(prepared, keyword, value, error)
         self._check_together(prepared, place)
-        self._replace_format(prepared, place)
+        self._replace_format(prepared)
         _list_literal_names(prepared)
         return prepared
 
@@ -153,21 +147,27 @@ class _Reader:
             )
             self._refuse(schema, "minProperties", count, NotKeptError(problem))
 
-    def _replace_format(self, schema: dict[str, Any], place: str) -> None:
-        """Put a pattern in place of a format that the library keeps only in part."""
-        kind = schema.get("format", "")
-        if (pattern := FORMAT_PATTERNS.get(kind)) is None:
+    def _replace_format(self, schema: dict[str, Any]) -> None:
+        """Put other keywords in place of a format that the library keeps only in part."""
+        formats = FORMAT_KEYWORDS if self._refuse is exactly else WIDER_FORMAT_KEYWORDS
+        if (keywords := formats.get(schema.get("format", ""))) is None:
             return
-        if {"pattern", "minLength", "maxLength"}.isdisjoint(schema):
-            del schema["format"]
-            schema["pattern"] = pattern
-            return
-        if self._refuse is not exactly:
-            del schema["format"]
-            schema["allOf"] = [*schema.get("allOf", []), {"pattern": pattern}]
-            return
-        problem = f"`format` at {place} is supported without `pattern` and lengths only; leave one of them out"
-        self._refuse(schema, "format", kind, NotKeptError(problem))
+        del schema["format"]
+        if keywords.keys().isdisjoint(schema):
+            schema |= keywords
+        else:
+            schema["allOf"] = [*schema.get("allOf", []), keywords]
+
+
+def _has_no_effect(keyword: str, schema: dict[str, Any]) -> bool:
+    match keyword:
+        case "uniqueItems":
+            return schema[keyword] is False
+        case "additionalItems":
+            return not isinstance(schema.get("items"), list)
+        case _:
+            is_extension = keyword.startswith("x-") and keyword != "x-guidance"
+            return is_extension or keyword in _ANNOTATIONS
 
 
 def _list_literal_names(schema: dict[str, Any]) -> None:
@@ -217,6 +217,14 @@ def _count(value: Any, place: str) -> int:
     return int(value)
 
 
+def _enum(value: Any, place: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{place} is {_shown(value)}; it must be a list of at least one value")
+    if len(value) > MAX_ENUM:
+        raise NotKeptError(f"{place} has {len(value)} values; at most {MAX_ENUM} are kept; leave it out")
+    return value
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -239,16 +247,12 @@ _NUMBER = _plain("a number", _is_number)
 
 _PLAIN: dict[str, Callable[[Any, str], Any]] = {
     "$schema": _kept("a draft of JSON Schema", _is_text, lambda value: "json-schema.org/" in value),
-    "$id": _TEXT,
-    "$anchor": _TEXT,
     "$ref": _plain(
         "a place in the same schema, such as `#/$defs/name`: nothing is fetched",
         lambda value: isinstance(value, str) and value.startswith("#"),
     ),
     "type": _plain("one of " + ", ".join(f"`{name}`" for name in _TYPES) + ", or a list of them", _is_type),
-    "enum": _plain(
-        f"a list of 1 to {MAX_ENUM} values", lambda value: isinstance(value, list) and 1 <= len(value) <= MAX_ENUM
-    ),
+    "enum": _enum,
     "const": lambda value, _: value,
     "required": _plain("a list of texts", _are_texts),
     "minProperties": _count,
@@ -259,9 +263,9 @@ _PLAIN: dict[str, Callable[[Any, str], Any]] = {
     "maxLength": _count,
     "pattern": _TEXT,
     "format": _kept(
-        "one of " + ", ".join(f"`{name}`" for name in sorted(FORMATS | set(FORMAT_PATTERNS))) + "; leave it out",
+        "one of " + ", ".join(f"`{name}`" for name in _FORMATS) + "; leave it out",
         _is_text,
-        lambda value: value in FORMATS or value in FORMAT_PATTERNS,
+        lambda value: value in _FORMATS,
     ),
     "minimum": _NUMBER,
     "maximum": _NUMBER,

@@ -7,8 +7,6 @@ from infer_engine.structured.errors import NotKeptError
 MAX_REPEAT = 16_000
 MAX_NAMES = 100
 """Most names in a pattern that is an alternation of names."""
-UNPRINTABLE = frozenset(chr(code) for code in (*range(32), 127)) - frozenset("\b\t\n\f\r")
-"""Characters that JSON writes as `\\u...` only, which is not generated."""
 
 _PUNCTUATION = re.escape("!\"#$%&'()*+,-./:;=?@[\\]^_`{|}~")
 _ESCAPE = rf"\\(?:[dDwWsSnrtfv]|x[0-9a-fA-F]{{2}}|u[0-9a-fA-F]{{4}}|[pP]\{{[A-Za-z_=]+\}}|[{_PUNCTUATION}])"
@@ -62,8 +60,8 @@ def check_pattern(pattern: str, what: str) -> None:
     for character, controls in missing.items():
         if (controls | 1 << 10) & _CONTROLS == _CONTROLS:
             raise NotKeptError(
-                f"{what} allows any control character but not {character}, which is not kept; add \\x00-\\x1f to the "
-                'class, as in [^"\\\\\\x00-\\x1f]'
+                f"{what} allows any control character but not {character}, which is not kept; add \\x00 to the class, "
+                'as in [^"\\\\\\x00]'
             )
 
 
@@ -107,13 +105,12 @@ def names_of_pattern(pattern: str) -> list[str]:
 def repaired_pattern(pattern: object) -> str | None:
     """Return a pattern that is kept and matches all that `pattern` does, or None.
 
-    Without look-ahead, look-behind and word boundaries it matches more. Classes lose control characters, which are not
-    generated.
+    Without look-ahead, look-behind and word boundaries it matches more. Classes lose the character NUL.
     """
     if not isinstance(pattern, str):
         return None
     pattern = _without_assertions(pattern)
-    closed = re.sub(rf"{_ESCAPE}|{_CLASS}", _without_controls, pattern)
+    closed = re.sub(rf"{_ESCAPE}|{_CLASS}", _without_nul, pattern)
     for each in (pattern, closed):
         try:
             check_pattern(each, "")
@@ -123,8 +120,8 @@ def repaired_pattern(pattern: object) -> str | None:
     return None
 
 
-def _without_controls(atom: re.Match[str]) -> str:
-    return rf"{atom[0][:-1]}\x00-\x1f]" if atom[0].startswith("[^") else atom[0]
+def _without_nul(atom: re.Match[str]) -> str:
+    return rf"{atom[0][:-1]}\x00]" if atom[0].startswith("[^") else atom[0]
 
 
 def _without_assertions(pattern: str) -> str:
@@ -149,10 +146,7 @@ def _without_assertions(pattern: str) -> str:
 def _members(atom: str, what: str) -> int:
     """Return the ASCII characters that `atom` stands for, as bits."""
     if not atom.startswith("["):
-        low, bits = _member(atom)
-        if low is not None and chr(low) in UNPRINTABLE:
-            raise NotKeptError(f"{what} has a control character, which is not generated; leave it out")
-        return bits
+        return _member(atom)[1]
     negated = atom.startswith("[^")
     body = atom[2 if negated else 1 : -1]
     if any(sign in body for sign in ("&&", "--", "~~")):
@@ -170,8 +164,6 @@ def _members(atom: str, what: str) -> int:
             index += 2
         bits |= part
         index += 1
-    if not negated and bits and not bits & ~_bits(UNPRINTABLE) and all(part.isascii() for part in parts):
-        raise NotKeptError(f"{what} has a class of control characters, which are not generated; leave it out")
     return _ALL & ~bits if negated else bits
 
 
@@ -189,7 +181,3 @@ def _member(text: str) -> tuple[int | None, int]:
     else:
         code = _NAMED.get(text[1], ord(text[1]))
     return code, 1 << code if code < 128 else 0
-
-
-def _bits(characters: frozenset[str]) -> int:
-    return sum(1 << ord(character) for character in characters)

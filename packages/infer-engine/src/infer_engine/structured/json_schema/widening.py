@@ -3,19 +3,21 @@
     refuse(schema, keyword, value, error)      `schema` is the prepared copy; the other keywords are in it
 
 Wider means: all that matched the schema still does. Only what the keyword says is lost, and what another one says that
-depends on it. A bound beyond what is exact is the exception: it becomes the last number that is.
+depends on it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any
 
 from infer_engine.structured.errors import NotKeptError
+from infer_engine.structured.json_schema.exactness import exact_above, exact_below, schema_of_any
 from infer_engine.structured.json_schema.patterns import repaired_pattern
 
 MAX_LENGTH = 16_000
 """A bounded string takes a lexer state for every character, and a generation has 20,000 of them."""
-MAX_EXACT = 2**53
-"""The library reads numbers as float64."""
+
+MAX_PATTERNS_IN_PAIRS = 8
 
 Refuse = Callable[[dict[str, Any], str, Any, ValueError], None]
 
@@ -40,19 +42,20 @@ def whatever_it_is(schema: dict[str, Any], keyword: str, value: Any, _error: Val
 def _widen(schema: dict[str, Any], keyword: str, value: Any) -> None:
     """Change `schema` into one that does without `keyword`, whose value is `value`, or with less of it."""
     schema.pop(keyword, None)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match keyword:
         case "properties" | "patternProperties":  # their names would become additional ones
             schema["additionalProperties"] = True
         case "prefixItems":  # so would its items
             schema["items"] = True
         case "enum" | "const":
-            values = [value] if keyword == "const" else value
-            if isinstance(values, list) and values and "type" not in schema:
-                schema["type"] = sorted({_type_of(each) for each in values})
-        case "minimum" | "exclusiveMinimum" if _is_beyond(value) and value < 0:
-            schema[keyword] = -MAX_EXACT
-        case "maximum" | "exclusiveMaximum" if _is_beyond(value) and value > 0:
-            schema[keyword] = MAX_EXACT
+            values = value if keyword == "enum" else [value]
+            if isinstance(values, list) and values:
+                _require(schema, schema_of_any(values))
+        case "minimum" | "exclusiveMinimum" if is_number and (bound := exact_below(value)) is not None:
+            schema[keyword] = bound
+        case "maximum" | "exclusiveMaximum" if is_number and (bound := exact_above(value)) is not None:
+            schema[keyword] = bound
         case "minProperties" if isinstance(value, int) and value > 1:
             schema[keyword] = 1
         case "minLength" if isinstance(value, int) and value > MAX_LENGTH:
@@ -60,26 +63,39 @@ def _widen(schema: dict[str, Any], keyword: str, value: Any) -> None:
         case "pattern" if (repaired := repaired_pattern(value)) is not None:
             schema[keyword] = repaired
         case "oneOf" if isinstance(value, list) and value:
-            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": value}]
+            _require(schema, {"anyOf": value})
         case _:
             pass
 
 
-def _is_beyond(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) > MAX_EXACT
+def variants(schema: dict[str, Any], keyword: str) -> Iterator[dict[str, Any]]:
+    """Return copies of `schema` that are wider in what `keyword` says, one after another; the last has it no more."""
+    value = schema[keyword]
+    if keyword == "patternProperties":
+        yield from _with_patterns_joined(schema, value)
+    if keyword == "allOf":
+        for index in range(len(value)):
+            yield schema | {keyword: value[:index] + value[index + 1 :]}
+    for _ in range(2):  # some keywords are left with less, and go then
+        if keyword in schema:
+            schema = dict(schema)
+            _widen(schema, keyword, schema[keyword])
+            yield schema
+    yield {word: inner for word, inner in schema.items() if word != keyword}
 
 
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
-        case _:
-            return "number"
+def _with_patterns_joined(schema: dict[str, Any], patterns: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return copies of `schema` where names match one of two patterns, or of all, and their values either's schema."""
+    pairs = combinations(patterns, 2) if len(patterns) <= MAX_PATTERNS_IN_PAIRS else ()
+    for joined in (*pairs, tuple(patterns)):
+        others = {pattern: inner for pattern, inner in patterns.items() if pattern not in joined}
+        either = {"anyOf": [patterns[pattern] for pattern in joined]}
+        yield schema | {"patternProperties": others | {"|".join(joined): either}}
+
+
+def _require(schema: dict[str, Any], other: dict[str, Any]) -> None:
+    """Let `schema` also ask for what `other` does."""
+    if other.keys() != {"type"}:
+        schema["allOf"] = [*schema.get("allOf", []), other]
+    else:
+        schema.setdefault("type", other["type"])

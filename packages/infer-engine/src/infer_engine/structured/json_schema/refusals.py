@@ -1,0 +1,160 @@
+"""`without_refusals`: a grammar whose JSON schemas are wider where the grammar library refuses them, and only there.
+
+Its rules are not repeated here: where it complains, the smallest schema about which it says the same is found, and in
+that the keyword without which it says something else.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from infer_engine.structured.errors import GrammarError, describe
+from infer_engine.structured.json_schema.places import inside, places_of, target_of
+from infer_engine.structured.json_schema.references import reference_to
+from infer_engine.structured.json_schema.widening import variants
+
+STRICT = "x-strict"
+"""The word in a schema for the library that says that it may not become wider; the library passes over it."""
+MAX_REPAIRS = 16
+"""In one schema."""
+
+_EXPRESSION = "%json "
+_NOTHING_MATCHES = "Unsatisfiable"
+"""How the library says that a schema contradicts itself: no wider one is meant."""
+_FOLDERS = ("$defs", "definitions")
+_LOST_FIRST = ("min", "max", "exclusive", "multiple", "pattern", "format")
+"""Beginnings of keywords that say the least."""
+_LOST_LAST = ("$ref", "properties", "type")
+_OPTIONS = frozenset({*_FOLDERS, "$schema", "x-guidance", STRICT})
+
+Complaint = Callable[[str], str]
+"""Returns what the library says against a grammar; nothing if it takes it."""
+
+
+def without_refusals(grammar: str, complaint_of: Complaint) -> str:
+    """Return `grammar` with the schemas in it as the library takes them, if it can.
+
+    Raises:
+        GrammarError: it does not take a strict one; the message has the keyword and its place.
+    """
+    parts: list[str] = []
+    end = 0
+    while (begin := grammar.find(_EXPRESSION, end)) >= 0:
+        begin += len(_EXPRESSION)
+        parts.append(grammar[end:begin])
+        try:
+            schema, end = json.JSONDecoder().raw_decode(grammar, begin)
+        except ValueError:  # a text that looks like an expression
+            end = begin
+            continue
+        parts.append(json.dumps(_Schema(schema, complaint_of).taken()) if isinstance(schema, dict) else "true")
+    return "".join((*parts, grammar[end:]))
+
+
+class _Schema:
+    """A schema with the options of the library, as a whole."""
+
+    def __init__(self, schema: dict[str, Any], complaint_of: Complaint) -> None:
+        self._complaint_of = complaint_of
+        self._root = copy.deepcopy(schema)
+
+    def taken(self) -> dict[str, Any]:
+        """Return a schema that the library takes; or the same, if there is none."""
+        given = copy.deepcopy(self._root)
+        if any(each.get("$ref") == "#" for each in self._objects()):
+            self._name_the_root()
+        complaint = self._complaint(self._root)
+        for _ in range(MAX_REPAIRS):
+            if not complaint or _NOTHING_MATCHES in complaint:
+                break
+            node, place = self._smallest_with(complaint)
+            wider = self._wider(node, complaint)
+            if wider is None:
+                return given
+            if STRICT in given:
+                keyword = next(word for word in node if word not in wider or wider[word] != node[word])
+                raise GrammarError(f"`{keyword}` at {place} cannot be kept: {complaint}")
+            _replace(node, wider)
+            complaint = self._complaint(self._root)
+        return given if complaint else self._root
+
+    def _objects(self) -> Iterator[dict[str, Any]]:
+        return (each for each, _ in places_of(self._root) if isinstance(each, dict))
+
+    def _complaint(self, schema: dict[str, Any]) -> str:
+        """Return what the library says against a part of the schema; where a definition is to blame, not which."""
+        around = {word: self._root[word] for word in _OPTIONS if word in self._root}
+        said = describe(self._complaint_of(f"start: {_EXPRESSION}{json.dumps(schema | around)}"))
+        return said.partition(" while processing ")[0]
+
+    def _complaint_with(self, node: dict[str, Any], other: dict[str, Any]) -> str:
+        """Return what the library says against the whole with `other` in place of `node`."""
+        own = dict(node)
+        _replace(node, other)
+        complaint = self._complaint(self._root)
+        _replace(node, own)
+        return complaint
+
+    def _name_the_root(self) -> None:
+        """Let a name lead to the root, so that its parts can be tried alone."""
+        own = {word: value for word, value in self._root.items() if word not in _OPTIONS}
+        name = "root"
+        while name in self._root.get("$defs", {}):
+            name += "_"
+        reference = reference_to("$defs", name)
+        for each in list(self._objects()):
+            if each.get("$ref") == "#":
+                each["$ref"] = reference
+        for word in own:
+            del self._root[word]
+        self._root |= {"$ref": reference, "$defs": self._root.get("$defs", {}) | {name: own}}
+
+    def _smallest_with(self, complaint: str) -> tuple[dict[str, Any], str]:
+        """Return the smallest schema about which the library says `complaint`, and its place."""
+        node, place = self._root, "#"
+        seen = {id(node)}
+        while True:
+            for inner, inner_place in self._parts(node, place):
+                if isinstance(inner, dict) and id(inner) not in seen and self._complaint(inner) == complaint:
+                    seen.add(id(inner))
+                    node, place = inner, inner_place
+                    break
+            else:
+                return node, place
+
+    def _parts(self, node: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
+        yield from ((each, at) for word, each, at in inside(node, place) if word not in _FOLDERS)
+        if isinstance(reference := node.get("$ref"), str):
+            yield target_of(self._root, reference), reference
+
+    def _wider(self, node: dict[str, Any], complaint: str) -> dict[str, Any] | None:
+        """Return `node` with as little less as keeps the library from saying `complaint`; None if nothing does."""
+        wider = node
+        lost: list[str] = []
+        for keyword in sorted(node.keys() - _OPTIONS, key=_order_of_loss):
+            lost.append(keyword)
+            for variant in variants(wider, keyword):
+                if self._complaint_with(node, variant) != complaint:
+                    return self._narrower(node, variant, lost[:-1], complaint)
+            wider = variant
+        return None
+
+    def _narrower(self, node: dict[str, Any], wider: dict[str, Any], lost: list[str], complaint: str) -> dict[str, Any]:
+        """Return `wider` with those of the `lost` keywords of `node` back that are not to blame."""
+        for keyword in lost:
+            back = {word: value for word, value in node.items() if word == keyword or word in wider} | {
+                word: value for word, value in wider.items() if word != keyword
+            }
+            if self._complaint_with(node, back) != complaint:
+                wider = back
+        return wider
+
+
+def _order_of_loss(keyword: str) -> tuple[int, str]:
+    return (0 if keyword.startswith(_LOST_FIRST) else 2 if keyword in _LOST_LAST else 1, keyword)
+
+
+def _replace(node: dict[str, Any], other: dict[str, Any]) -> None:
+    node.clear()
+    node.update(other)

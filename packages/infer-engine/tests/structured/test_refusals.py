@@ -1,0 +1,97 @@
+"""What only the grammar library refuses becomes wider where it stands, or is refused with its place."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from infer_engine.protocol import StructuredOutputs
+from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
+from infer_engine.structured.errors import GrammarError
+from infer_engine.structured.grammar_text import to_grammar_text
+
+GRAMMARS = GrammarCompiler(lambda: Vocabulary([bytes([byte]) for byte in range(256)], special_ids=[], eos_token_ids=[]))
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
+PAIR = CLOSED | {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+NAMES = CLOSED | {
+    "patternProperties": {"^x-": {"type": "string"}, "_id$": {"type": "integer"}, "^[0-9]+$": {"type": "null"}}
+}
+NODE = CLOSED | {"properties": {"next": {"$ref": "#/$defs/node", "required": ["value"]}, "value": {"type": "integer"}}}
+
+REFUSED: dict[str, tuple[Any, str, list[Any], list[Any]]] = {
+    "most properties of optional ones": (
+        PAIR | {"maxProperties": 2}, "`maxProperties` at #", [{}, {"a": 1, "b": 2}], [{"c": 1}, {"a": "x"}],
+    ),
+    "both limits": (
+        {"items": PAIR | {"minProperties": 1, "maxProperties": 2}, "type": "array"},
+        "`maxProperties` at #/items", [[{"a": 1}]], [[{}], [{"c": 1}]],
+    ),
+    "names that match two patterns": (
+        {"type": "array", "prefixItems": [{"type": "integer"}, NAMES]},
+        "`patternProperties` at #/prefixItems/1",
+        [[1, {"x-a": "b", "user_id": 7}], [1, {"7": None}]], [[1, {"zz": 1}], [1, {"7": 7}], ["1", {}]],
+    ),
+    "a recursive reference with siblings": (
+        {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+        "`required` at #/$defs/node/properties/next", [{"next": {"value": 1}}], [{"next": {"value": "x"}}, {"next": 1}],
+    ),
+    "one to the root": (
+        CLOSED | {"properties": {"next": {"$ref": "#", "maxProperties": 5}, "value": {"type": "integer"}}},
+        "`maxProperties` at #/$defs/root/properties/next", [{"next": {"value": 1}}], [{"next": {"value": "x"}}],
+    ),
+    "a length that no pattern is seen to have": (
+        CLOSED | {"properties": {"a": {"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 10_000}}},
+        "`minLength` at #/properties/a", [{"a": "a1"}], [{"a": "1a"}],
+    ),
+    "a bound of numbers alone": (
+        CLOSED | {"properties": {"a": {"type": "number", "minimum": 10**18}, "b": PAIR | {"maxProperties": 1}}},
+        "`minimum` at #/properties/a", [{"a": 1e18}, {"b": {"a": 1}}], [{"a": "x"}, {"b": {"a": 1, "b": 1}}],
+    ),
+    "two in one schema": (
+        {"allOf": [PAIR | {"maxProperties": 2}], "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}},
+         "$defs": {"a": {"type": "integer", "minimum": 2**62}}},
+        "cannot be kept", [{"a": 3}], [{"a": "x"}, {"c": 1}],
+    ),
+}  # fmt: skip
+
+
+def begin(schema: Any, *, strict: bool) -> LLMatcher:
+    return GRAMMARS.matcher(to_grammar_text(StructuredOutputs(json=schema, strict=strict)))[0]
+
+
+def accepts(matcher: LLMatcher, value: Any) -> bool:
+    after, tokens = matcher.deep_copy(), list(json.dumps(value).encode())
+    return after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()
+
+
+@pytest.mark.covers("structured-tools-agents/not-strict")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_schema_that_is_not_strict_is_wider_only_where_it_is_refused(name: str) -> None:
+    schema, _, right, wrong = REFUSED[name]
+    matcher = begin(schema, strict=False)
+    assert [value for value in right if not accepts(matcher, value)] == []
+    assert [value for value in wrong if accepts(matcher, value)] == []
+
+
+@pytest.mark.covers("structured-tools-agents/strict-schema")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_strict_one_is_refused_by_keyword_and_place(name: str) -> None:
+    schema, says, _, _ = REFUSED[name]
+    with pytest.raises(GrammarError) as error:
+        begin(schema, strict=True)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+def test_what_nothing_matches_is_refused(*, strict: bool) -> None:
+    nothing = {"allOf": [{"type": "string"}, {"type": "integer"}]}
+    with pytest.raises(GrammarError, match="Unsatisfiable"):
+        begin(CLOSED | {"properties": {"a": nothing}, "required": ["a"]}, strict=strict)
+
+
+def test_texts_that_look_like_schemas_are_left_alone() -> None:
+    choice = ('%json {"type": 3}', "%json {", "a")
+    matcher, _ = GRAMMARS.matcher(to_grammar_text(StructuredOutputs(choice=choice)))
+    after, tokens = matcher.deep_copy(), list(choice[0].encode())
+    assert after.try_consume_tokens(tokens) == len(tokens)
