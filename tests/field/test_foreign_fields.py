@@ -7,9 +7,9 @@ import httpx
 import msgspec
 import pytest
 
-from infer_server.api.fields import other_names
 from infer_server.api.foreign_fields import ForeignFields
 from infer_server.app import create_app
+from infer_server.openapi import other_names
 from infer_server.settings import ServerSettings
 from infer_server.testing import FakeEngine
 

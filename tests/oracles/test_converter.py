@@ -265,7 +265,8 @@ def drawn(seed: int) -> Case:
     of_ollama = family == "gemma3" and draw.random() < 0.5
     if of_ollama:  # whose files say the kind of each layer
         switches = [each for each in switches if each == "--fuse-qkv"]
-        fields |= {"layer_types": [draw.choice([FULL, SLIDING]) for _ in fields["layer_types"]]}
+        kinds: Any = fields["layer_types"]
+        fields |= {"layer_types": [draw.choice([FULL, SLIDING]) for _ in kinds]}
     return Case(
         family=family,
         fields=fields,
@@ -333,7 +334,8 @@ def save(case: Case, folder: Path, seed: int) -> Any:
         for name, each in load_file(path).items()
     }
     save_file(tensors, path, metadata={"format": "pt"})
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
 
 
 class Converter:
@@ -391,7 +393,7 @@ def same_configuration(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
 def same_frequencies(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
     """Yield the layers whose positions rotate otherwise."""
     for layer, pair in enumerate(zip(ours.ropes, theirs.ropes, strict=True)):
-        tables = []
+        tables: list[torch.Tensor | None] = []
         for config, each in zip((ours, theirs), pair, strict=True):
             if each is None:
                 tables.append(None)
@@ -401,9 +403,8 @@ def same_frequencies(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
             of = [each.scaling.frequencies(periods, theta=each.theta, is_long=is_long) for is_long in (False, True)]
             tables.append(torch.cat([*of, torch.tensor([each.scaling.attention_factor])]))
         found, right = tables
-        if (found is None) != (right is None) or (
-            found is not None and right is not None and not torch.allclose(found, right, rtol=1e-5, atol=0)
-        ):
+        are_same = found is right if found is None or right is None else torch.allclose(found, right, rtol=1e-5, atol=0)
+        if not are_same:
             yield f"layer {layer} rotates by {pair[0]}, not {pair[1]}"
 
 
