@@ -78,7 +78,7 @@ def single_draws() -> list[Draw]:
 def several_draws(count: int) -> list[Draw]:
     """Return draws of two to five fields of a family's own class."""
     chance = random.Random(0)  # noqa: S311 - draws of tests
-    draws: list[tuple[str, Mapping[str, Any]]] = []
+    draws: list[Draw] = []
     for index in range(count):
         family = list(FAMILIES)[index % len(FAMILIES)]
         names = chance.sample(class_fields(FAMILIES[family]), chance.randint(2, 5))
@@ -94,14 +94,14 @@ def as_drawn(family: str, fields: Mapping[str, Any], folder: Path) -> None:
     path = folder / "config.json"
     saved = json.loads(path.read_text())
     kept = {name: saved[name] for name in ("model_type", "architectures")}
-    path.write_text(json.dumps({**kept, **SHAPE, **FAMILIES[family].fields, **fields}))
+    path.write_text(json.dumps(kept | SHAPE | FAMILIES[family].fields | dict(fields)))
 
 
 def read(family: str, fields: Mapping[str, Any]) -> ModelConfig | str:
     """Return the configuration that we read of a file with `fields`, or the words with which it is refused."""
     with tempfile.TemporaryDirectory() as place:
         model_type = getattr(transformers, FAMILIES[family].config).model_type
-        drawn = {**SHAPE, **FAMILIES[family].fields, **fields, "model_type": model_type}
+        drawn = SHAPE | FAMILIES[family].fields | dict(fields) | {"model_type": model_type}
         (Path(place) / "config.json").write_text(json.dumps(drawn))
         try:
             return ModelConfig.from_folder(Path(place))

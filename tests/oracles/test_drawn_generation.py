@@ -17,7 +17,6 @@ import transformers
 from infer_engine import LLM
 from infer_models.testing import save_tiny, save_tiny_tokenizer
 
-GenerationConfig: Any = transformers.GenerationConfig  # which has no types
 TABLE: Mapping[str, list[Any]] = tomllib.loads(
     Path(__file__).with_name("drawn_fields.toml").read_text(encoding="utf-8")
 )["generation"]
@@ -29,7 +28,7 @@ OF_CALLS = frozenset(
 
 EXPLAINED = frozenset({"max_length"})
 """A length of prompt and answer together: each request says its own, and the context is the limit of all."""
-USUAL: Mapping[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+USUAL: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 
 Figure = Callable[[str, int, Sequence[str]], None]
 
@@ -43,13 +42,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fields_of_class() -> set[str]:
-    names = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    make: Any = transformers.GenerationConfig
+    names = {name for name in vars(make()) if not name.startswith("_")}
     return names - OF_CALLS - {"transformers_version"}
 
 
 def theirs(folder: Path, fields: Mapping[str, Any]) -> list[int]:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.generation_config = GenerationConfig(**fields)
+    make: Any = transformers.GenerationConfig
+    model.generation_config = make(**fields)
     torch.manual_seed(0)
     found = model.generate(torch.tensor([IDS]), tokenizer=transformers.AutoTokenizer.from_pretrained(folder))
     generated: list[int] = getattr(found, "sequences", found)[0, len(IDS) :].tolist()
@@ -90,7 +91,7 @@ def wrong_ones(folder: Path, names: Sequence[str], log: pytest.LogCaptureFixture
     usual = theirs(folder, USUAL)
     assert len(set(usual[:2])) == 2
     draws = [
-        (name, {**USUAL} | {each: filled(value, usual) for each, value in fields.items()})
+        (name, USUAL | {each: filled(value, usual) for each, value in fields.items()})
         for name in names
         for fields in TABLE[name]
     ]
