@@ -17,43 +17,52 @@ MAX_LINES = 400
 MAX_MODULES = 12
 
 LONG_FILES: dict[str, int] = {
+    "packages/infer-engine/src/infer_engine/chat/output_parser.py": 441,
+    "packages/infer-engine/tests/chat/test_parameters.py": 416,
     "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 405,
     "tests/field/test_quantized_as_found.py": 417,
+    "tests/oracles/test_converter.py": 494,
+    "tests/oracles/test_sdk_types.py": 432,
 }
 """Files of more lines than `MAX_LINES`, with their number."""
 
 LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-cache/src/infer_cache": 13,
     "packages/infer-cache/tests": 15,
+    "packages/infer-engine/src/infer_engine/chat": 13,
     "packages/infer-engine/src/infer_engine/doctor": 13,
+    "packages/infer-engine/src/infer_engine/structured/json_schema": 13,
+    "packages/infer-engine/tests/chat": 13,
     "packages/infer-engine/tests/scheduling": 13,
     "packages/infer-kernels/tests/interpreter": 32,
-    "packages/infer-models/src/infer_models/config": 15,
+    "packages/infer-models/src/infer_models": 13,
+    "packages/infer-models/src/infer_models/config": 17,
     "packages/infer-models/src/infer_models/families": 14,
-    "packages/infer-models/tests": 15,
+    "packages/infer-models/tests": 16,
     "packages/infer-models/tests/text": 17,
+    "packages/infer-server/src/infer_server/api": 14,
     "packages/infer-server/tests/connections": 15,
     "tests": 34,
-    "tests/field": 27,
+    "tests/field": 31,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 29_500,
     "packages/infer-kernels/tests": 13_900,
-    "packages/infer-models/src": 19_200,
-    "packages/infer-models/tests": 9_600,
+    "packages/infer-models/src": 20_100,
+    "packages/infer-models/tests": 10_200,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
-    "packages/infer-engine/src": 26_900,
-    "packages/infer-engine/tests": 21_400,
-    "packages/infer-server/src": 13_800,
-    "packages/infer-server/tests": 9_700,
+    "packages/infer-engine/src": 28_400,
+    "packages/infer-engine/tests": 22_300,
+    "packages/infer-server/src": 14_300,
+    "packages/infer-server/tests": 10_100,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_600,
-    "benchmarks/tests": 3_400,
-    "tests": 12_400,
+    "benchmarks/tests": 3_500,
+    "tests": 15_300,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

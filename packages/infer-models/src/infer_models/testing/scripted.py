@@ -48,7 +48,7 @@ def save_scripted(
         added_tokens: further tokens that are no special ones.
         further: scripts of the prompts that end with these special tokens.
         ends: `</s>` follows the last piece; without it the last piece is repeated for ever.
-        length: of the context, in tokens.
+        length: tokens of the context.
 
     Raises:
         ValueError: a piece is there twice, so it has two successors.

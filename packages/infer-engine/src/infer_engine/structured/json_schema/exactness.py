@@ -5,7 +5,7 @@ from typing import Any
 
 MAX_INT64 = 2**63 - 1
 MAX_ENUM = 5_000
-"""Of objects: 0.4 s."""
+"""Values of a list that may be objects, which take 0.4 s to compile."""
 
 
 def is_exact(number: float) -> bool:
