@@ -159,10 +159,14 @@ def hints(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return the type of each field of a typed dictionary, and whether it must be there."""
     found = typing_extensions.get_type_hints(kind, include_extras=True)
     return {
-        name: (hint, typing_extensions.Required is typing_extensions.get_origin(hint) or kind.__total__)
+        name: (hint, _origin(hint) is typing_extensions.Required or kind.__total__)
         for name, hint in found.items()
-        if typing_extensions.get_origin(hint) is not typing_extensions.NotRequired
+        if _origin(hint) is not typing_extensions.NotRequired
     }
+
+
+def _origin(kind: Any) -> Any:
+    return typing_extensions.get_origin(kind)
 
 
 def tag(kind: Any) -> str:
