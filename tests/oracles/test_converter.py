@@ -254,7 +254,7 @@ def drawn(seed: int) -> Case:
     """Return a case; families come in turns."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     family = list(FAMILIES)[seed % len(FAMILIES)]
-    fields = ({"vocab_size": 320} if family in OF_OWN_SIZES else sizes(draw)) | FAMILIES[family](draw)
+    fields: dict[str, Any] = ({"vocab_size": 320} if family in OF_OWN_SIZES else sizes(draw)) | FAMILIES[family](draw)
     switches = ["--no-mtp"] if family in WITH_MTP else []
     if draw.random() < 0.5:
         switches.append("--fuse-qkv")
@@ -333,7 +333,8 @@ def save(case: Case, folder: Path, seed: int) -> Any:
         for name, each in load_file(path).items()
     }
     save_file(tensors, path, metadata={"format": "pt"})
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    twin: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return twin.eval()
 
 
 class Converter:
@@ -391,7 +392,7 @@ def same_configuration(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
 def same_frequencies(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
     """Yield the layers whose positions rotate otherwise."""
     for layer, pair in enumerate(zip(ours.ropes, theirs.ropes, strict=True)):
-        tables = []
+        tables: list[torch.Tensor | None] = []
         for config, each in zip((ours, theirs), pair, strict=True):
             if each is None:
                 tables.append(None)

@@ -20,7 +20,7 @@ def fuse(path: Path, parts: str = "qkv", *, spare_rows: int = 0) -> Path:
     """Write a file anew, with `parts` of each layer's attention in one tensor; return its path."""
     reader = gguf.GGUFReader(path)
     fused = path.with_name("fused.gguf")
-    writer = gguf.GGUFWriter(fused, reader.get_field("general.architecture").contents())
+    writer = gguf.GGUFWriter(fused, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
             item = field.types[-1] if len(field.types) > 1 else None

@@ -30,7 +30,7 @@ def save(family: str, folder: Path, metadata: dict[str, Any], **fields: Any) -> 
 def rewrite(path: Path, **values: Any) -> None:
     """Write a file anew with other values of keys of its tokenizer."""
     reader, new = gguf.GGUFReader(path), path.with_name("new.gguf")
-    writer = gguf.GGUFWriter(new, reader.get_field("general.architecture").contents())
+    writer = gguf.GGUFWriter(new, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         is_kept = not key.startswith("GGUF.") and key != "general.architecture"
         if is_kept and key.removeprefix("tokenizer.ggml.") not in values:
@@ -48,7 +48,7 @@ def rewrite(path: Path, **values: Any) -> None:
 
 
 def items(path: Path, name: str) -> list[Any]:
-    return list(gguf.GGUFReader(path).get_field(f"tokenizer.ggml.{name}").contents())
+    return list(gguf.GGUFReader(path).fields[f"tokenizer.ggml.{name}"].contents())
 
 
 @pytest.mark.covers("gguf/families")

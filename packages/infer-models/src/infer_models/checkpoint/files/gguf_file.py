@@ -142,8 +142,8 @@ class GgufFile(TensorFile):
             num_experts = place.shape[0] if len(place.shape) == 3 else 0
             experts = expert_names(name, num_experts, architecture.names)
             if not experts:
-                for each in _parts(tensor, architecture, metadata, self._model):
-                    found |= _as_models(each, architecture, metadata)
+                for part in _parts(tensor, architecture, metadata, self._model):
+                    found |= _as_models(part, architecture, metadata)
                 continue
             self._check_count(name, num_experts, metadata)
             parts = _halves_of_items(tensor) if len(experts) == 2 * num_experts else tensor
