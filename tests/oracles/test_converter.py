@@ -254,7 +254,7 @@ def drawn(seed: int) -> Case:
     """Return a case; families come in turns."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     family = list(FAMILIES)[seed % len(FAMILIES)]
-    fields = ({"vocab_size": 320} if family in OF_OWN_SIZES else sizes(draw)) | FAMILIES[family](draw)
+    fields: dict[str, Any] = ({"vocab_size": 320} if family in OF_OWN_SIZES else sizes(draw)) | FAMILIES[family](draw)
     switches = ["--no-mtp"] if family in WITH_MTP else []
     if draw.random() < 0.5:
         switches.append("--fuse-qkv")
@@ -265,8 +265,7 @@ def drawn(seed: int) -> Case:
     of_ollama = family == "gemma3" and draw.random() < 0.5
     if of_ollama:  # whose files say the kind of each layer
         switches = [each for each in switches if each == "--fuse-qkv"]
-        kinds: Any = fields["layer_types"]
-        fields |= {"layer_types": [draw.choice([FULL, SLIDING]) for _ in kinds]}
+        fields |= {"layer_types": [draw.choice([FULL, SLIDING]) for _ in fields["layer_types"]]}
     return Case(
         family=family,
         fields=fields,
@@ -334,8 +333,8 @@ def save(case: Case, folder: Path, seed: int) -> Any:
         for name, each in load_file(path).items()
     }
     save_file(tensors, path, metadata={"format": "pt"})
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.eval()
+    twin: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return twin.eval()
 
 
 class Converter:
@@ -403,8 +402,9 @@ def same_frequencies(ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
             of = [each.scaling.frequencies(periods, theta=each.theta, is_long=is_long) for is_long in (False, True)]
             tables.append(torch.cat([*of, torch.tensor([each.scaling.attention_factor])]))
         found, right = tables
-        are_same = found is right if found is None or right is None else torch.allclose(found, right, rtol=1e-5, atol=0)
-        if not are_same:
+        if (found is None) != (right is None) or (
+            found is not None and right is not None and not torch.allclose(found, right, rtol=1e-5, atol=0)
+        ):
             yield f"layer {layer} rotates by {pair[0]}, not {pair[1]}"
 
 
