@@ -363,8 +363,8 @@ class Converter:
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
-        self._process.wait()
+        with self._process:
+            self._process.kill()
 
 
 @pytest.fixture(scope="module")
