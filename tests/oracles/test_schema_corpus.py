@@ -24,7 +24,7 @@ from .conftest import Figure
 
 TOKENS = [bytes([byte]) for byte in range(256)]
 EVERY_SCHEMA = pytest.param(1, marks=pytest.mark.full)
-SAMPLE = 32
+SAMPLE = 48
 """One schema of so many."""
 MAX_ORDERS = 8
 

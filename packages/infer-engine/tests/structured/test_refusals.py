@@ -48,6 +48,10 @@ REFUSED: dict[str, tuple[Any, str, list[Any], list[Any]]] = {
         CLOSED | {"properties": {"a": {"type": "number", "minimum": 10**18}, "b": PAIR | {"maxProperties": 1}}},
         "`minimum` at #/properties/a", [{"a": 1e18}, {"b": {"a": 1}}], [{"a": "x"}, {"b": {"a": 1, "b": 1}}],
     ),
+    "the same twice": (
+        CLOSED | {"properties": {name: PAIR | {"maxProperties": 2} for name in "xy"}},
+        "`maxProperties` at #/properties/x", [{"x": {"a": 1, "b": 2}, "y": {"a": 1}}], [{"x": {"c": 1}}, {"y": 1}],
+    ),
     "two in one schema": (
         {"allOf": [PAIR | {"maxProperties": 2}], "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}},
          "$defs": {"a": {"type": "integer", "minimum": 2**62}}},

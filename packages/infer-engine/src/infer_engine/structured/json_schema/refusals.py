@@ -16,7 +16,7 @@ from infer_engine.structured.json_schema.widening import variants
 
 STRICT = "x-strict"
 """The word in a schema for the library that says that it may not become wider; the library passes over it."""
-MAX_REPAIRS = 16
+MAX_REPAIRS = 64
 """In one schema."""
 
 _EXPRESSION = "%json "
@@ -89,10 +89,10 @@ class _Schema:
         return said.partition(" while processing ")[0]
 
     def _complaint_with(self, node: dict[str, Any], other: dict[str, Any]) -> str:
-        """Return what the library says against the whole with `other` in place of `node`."""
+        """Return what the library says against `other`, in place of `node` also where it refers to itself."""
         own = dict(node)
         _replace(node, other)
-        complaint = self._complaint(self._root)
+        complaint = self._complaint(node)
         _replace(node, own)
         return complaint
 
