@@ -155,10 +155,6 @@ def members(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _origin(hint: Any) -> Any:
-    return typing_extensions.get_origin(hint)
-
-
 def hints(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return the type of each field of a typed dictionary, and whether it must be there."""
     found = typing_extensions.get_type_hints(kind, include_extras=True)
