@@ -95,6 +95,10 @@ async def test_another_name_of_a_field_means_that_field(
         (CHAT, {"seed": 6, "random_seed": 7}, "`random_seed` is another name of `seed`, and both are given"),
         (CHAT, {"random_seed": "x"}, "`seed` is not valid"),
         (CHAT, {"extra_body": {"bogus": 1}}, "`bogus` is not a field that this server knows"),
+        (CHAT, {"extra_body": {"extra_body": {"top_k": 4}}}, "`extra_body.extra_body`"),
+        (CHAT, {"functions": [{"name": "f"}], "tool_choice": "none"}, "send `function_call` with `functions`"),
+        (CHAT, {"tools": [{"name": "f"}], "function_call": {"name": "f"}}, "send `tool_choice` with `tools`"),
+        ("/v1/responses", {"input": [{"type": "item_reference"}]}, "`input[0].id` is missing"),
         ("/v1/messages", {"regex": "a+"}, "`regex` is a+, which is not supported"),
         ("/v1/completions", {"reasoningEffort": "low"}, "`reasoningEffort` is low, which is not supported"),
     ],
@@ -107,10 +111,17 @@ async def test_another_name_is_refused_where_it_says_nothing_certain(
     assert words in reply.json()["error"]["message"]
 
 
+async def test_a_number_that_is_none_in_a_field_that_nobody_reads_is_a_wrong_body(client: httpx.AsyncClient) -> None:
+    body = b'{"input": "x", "extra_body": {"top_p": 1}, "other": 1e999}'
+    reply = await client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert (reply.status_code, "not valid JSON" in reply.json()["error"]["message"]) == (400, True)
+
+
 TRIGGERS = {"triggers": ["<a>"]}
 # From huggingface/text-generation-inference#3058, #2046, vllm-project/vllm#17085 and services with OpenAI's API.
 FORMATS: list[tuple[dict[str, Any], StructuredOutputs]] = [
     ({"type": "json_object", "value": SCHEMA}, StructuredOutputs(json=SCHEMA, strict=False)),
+    ({"type": "json_object", "value": {"name": "n", "schema": SCHEMA}}, StructuredOutputs(json=SCHEMA, strict=False)),
     ({"type": "json", "value": SCHEMA}, StructuredOutputs(json=SCHEMA, strict=False)),
     ({"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}, StructuredOutputs(json=SCHEMA, strict=False)),
     ({"type": "json_schema", "value": SCHEMA}, StructuredOutputs(json=SCHEMA, strict=False)),
@@ -196,6 +207,8 @@ async def test_a_call_of_an_older_function_comes_in_the_older_words() -> None:
         ([{"type": "text", "text": "a"}, "b"], "ab"),
         ([{"type": "text", "text": "a", "file_id": "b"}], '[{"type":"text","text":"a","file_id":"b"}]'),
         ([1, 2], "[1,2]"),
+        (["a.py", "b.py"], '["a.py","b.py"]'),
+        ([{"type": "file", "name": "a.py"}], '[{"type":"file","name":"a.py"}]'),
         (3.5, "3.5"),
         (False, "false"),
         ([], ""),

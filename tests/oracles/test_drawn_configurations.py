@@ -30,6 +30,8 @@ TABLES = tomllib.loads(Path(__file__).with_name("drawn_fields.toml").read_text(e
 IDS = torch.randint(3, 300, (96,), generator=torch.Generator().manual_seed(1))
 CPU = torch.device("cpu")
 FAMILIES = {name: tiny for name, tiny in TINY_FAMILIES.items() if tiny.wrapper is None}
+_OF_PHI3 = {**FAMILIES["phi3"].fields, "original_max_position_embeddings": 32}  # without it `transformers` guesses
+FAMILIES["phi3"] = dataclasses.replace(FAMILIES["phi3"], fields=_OF_PHI3)
 ASKED = re.compile(
     r"\bconfig\.([a-z]\w+)\b(?!\()|getattr\((?:self\.)?(?:effective_)?config, \"(\w+)\""
     r"|kwargs\.(?:pop|get)\(\s*\"(\w+)\""

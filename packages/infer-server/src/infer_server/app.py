@@ -7,7 +7,7 @@ access log -> root path -> request ids -> CORS -> authentication -> HEAD -> rout
 ```
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from litestar import Litestar
 from litestar.types import ASGIApp
@@ -37,8 +37,10 @@ from infer_server.playground.routes import playground_routes
 from infer_server.settings import ServerSettings
 
 
-def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
+def create_app(engine: Engine, *, settings: ServerSettings, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
     """Return the ASGI application that serves `engine`; the caller drains and closes the engine.
+
+    `is_ending` says whether the server will drain soon: `/ready` is 503 from then on.
 
     Raises:
         TracingUnavailableError: `settings` ask for traces, and the `tracing` extra is not installed.
@@ -46,7 +48,7 @@ def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
     served_models = settings.served_models or (engine.info.model,)
     metrics = ServerMetrics(engine, served_model=served_models[0])
     observed = ObservedEngine(engine, metrics.requests)
-    routes = _routes(observed, settings=settings, served_models=served_models, metrics=metrics)
+    routes = _routes(observed, settings=settings, served_models=served_models, metrics=metrics, is_ending=is_ending)
     app = with_authentication(with_head_requests(routes), keys=settings.api_key, shape=error_shape)
     app = with_request_ids(with_cors(app, origins=settings.cors_allow_origins), other_names={PATHS: REQUEST_ID_HEADER})
     app = with_root_path(app, root=settings.root)
@@ -54,7 +56,12 @@ def create_app(engine: Engine, *, settings: ServerSettings) -> ASGIApp:
 
 
 def _routes(
-    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str], metrics: ServerMetrics
+    engine: Engine,
+    *,
+    settings: ServerSettings,
+    served_models: Sequence[str],
+    metrics: ServerMetrics,
+    is_ending: Callable[[], bool],
 ) -> Litestar:
     traces = tracing(settings)
     routes = Litestar(
@@ -65,7 +72,7 @@ def _routes(
             *message_routes(engine, settings=settings, served_models=served_models),
             *tokenizer_routes(engine, settings=settings, served_models=served_models),
             *model_routes(engine, served_models=served_models),
-            *status_routes(engine),
+            *status_routes(engine, is_ending=is_ending),
             *metric_routes(metrics),
             *playground_routes(engine),
         ],

@@ -22,7 +22,18 @@ async def post(headers: Headers, path: str = "/v1/messages", *, engine: FakeEngi
 
 @pytest.mark.covers("structured-tools-agents/x-api-key")
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("headers", [[X_KEY], [("X-API-Key", "other")], [BEARER], [X_KEY, BEARER]])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [X_KEY],
+        [("X-API-Key", "other")],
+        [BEARER],
+        [X_KEY, BEARER],
+        [X_KEY, ("Authorization", "Bearer other")],
+        [X_KEY, ("Authorization", "Bearer ")],
+        [("x-api-key", ""), BEARER],
+    ],
+)
 async def test_key_in_either_header_lets_in(headers: Headers, path: str) -> None:
     assert (await post(headers, path)).status_code == 200
 
@@ -38,9 +49,6 @@ WRONG: list[Headers] = [
     [("x-api-key", "Bearer secret")],
     [("x-api-key", "secre")],
     [("Authorization", "secret")],
-    [X_KEY, ("Authorization", "Bearer other")],
-    [X_KEY, ("Authorization", "Bearer ")],
-    [("x-api-key", ""), BEARER],
     [X_KEY, X_KEY],
     [BEARER, BEARER],
 ]

@@ -139,6 +139,7 @@ async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.Asy
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/messages",
         "/v1/messages/count_tokens",
         *(f"/v1/{api}/render" for api in ("completions", "chat/completions", "responses", "messages")),

@@ -84,6 +84,7 @@ async def test_for_a_delay_after_the_signal_requests_are_served_as_before() -> N
         async with httpx.AsyncClient(headers={"Connection": "close"}) as client:
             while not ended.done() and loop.time() < began_s + 0.2:
                 statuses.append((await client.post(f"{url}/v1/completions", json={"prompt": "x"})).status_code)
+                assert (await client.get(f"{url}/ready")).status_code == 503  # so that balancers learn of the end
         assert set(statuses) == {200}
         assert await ended == 0
         assert loop.time() >= began_s + 0.3

@@ -41,7 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Fields of `transformers` that change answers and are not taken, with the values at which they change nothing."""
 _WITHOUT_EFFECT = re.compile(
-    r"_.*|.*_version|(?:bos|eos|pad|decoder_start)_token_id|eos_token_ids|cache_.*|compile_config|disable_compile"
+    r"_.*|.*_version|(?:begin_)?suppress_tokens|(?:bos|eos|pad|decoder_start)_token_id|eos_token_ids|cache_.*|compile_config|disable_compile"
     r"|continuous_batching_config|low_memory|max_cache_len|output_.*|prefill_chunk_size|return_dict_in_generate|use_cache"
     r"|diversity_penalty|early_stopping|length_penalty|num_return_sequences|remove_invalid_values|renormalize_logits"
     r"|assistant_.*|is_assistant|max_matching_ngram_size|num_assistant_.*|prompt_lookup_num_tokens|speculation_type"
@@ -98,7 +98,6 @@ class GenerationFields:
     """
 
     source: str
-
     taken: Mapping[str, Any]
     untaken: Mapping[str, Any]
 

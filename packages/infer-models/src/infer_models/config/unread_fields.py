@@ -24,7 +24,9 @@ _WITHOUT_EFFECT = re.compile(
     r"|add_prefix_space|backend|clean_up_tokenization_spaces|errors|from_slow|is_local|legacy|local_files_only"
     r"|model_input_names|name_or_path|pad_to_.*|padding.*|return_token_type_ids|sp_model_kwargs|special_tokens_map_file"
     r"|spaces_between_special_tokens|stride|tokenizer_file|trim_offsets|truncation.*|use_default_system_prompt"
-    r"|use_fast|vocab_file|merges_file|chat_template"  # of tokenizers: what tokenizer.json has in its own words
+    r"|use_fast|vocab_file|merges_file|chat_template|response_schema|fix_mistral_regex|add_special_tokens"
+    r"|tokenizer_type|tool_parser_type|max_len|device|verbose|return_tensors|repo_type|vocab_size|is_decoder"
+    # of tokenizers: what tokenizer.json has in its own words
 )
 
 

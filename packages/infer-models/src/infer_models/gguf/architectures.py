@@ -154,6 +154,7 @@ def _scaling(metadata: Metadata, header: GgufHeader, *, rotated: int) -> Fields 
         raise metadata.invalid(".rope.scaling.type", "`none`, `linear`, `yarn` or `longrope`")
     fields = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     keys = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "mscale_all_dim": "yarn_log_multiplier"}
+    keys["attention_factor"] = "yarn_attn_factor"
     for name, key in keys.items():
         if f".rope.scaling.{key}" in metadata:
             fields[name] = metadata.number(f".rope.scaling.{key}")
@@ -254,11 +255,12 @@ def _olmo2(metadata: Metadata, header: GgufHeader) -> Fields:
     window = metadata.optional_count(_WINDOW)
     if window is None:
         return {}
+    base = metadata.optional_number(".rope.freq_base_swa")
     return {
         "model_type": "olmo3",
         "sliding_window": window,
         "layer_types": _layer_types(metadata, every=4),
-        "rope_local_base_freq": metadata.optional_number(".rope.freq_base_swa"),
+        "rope_parameters": None if base is None else {_SLIDING: {"rope_theta": base}},
     }
 
 

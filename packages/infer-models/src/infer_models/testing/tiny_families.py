@@ -154,12 +154,7 @@ TINY_FAMILIES: Mapping[str, TinyFamily] = MappingProxyType(
         "phi3": TinyFamily(
             config="Phi3Config",
             model="Phi3ForCausalLM",
-            fields={
-                "hidden_size": 128,
-                "rope_parameters": LONGROPE_SCALING,
-                "original_max_position_embeddings": 32,
-                "sliding_window": 1000,
-            },
+            fields={"hidden_size": 128, "rope_parameters": LONGROPE_SCALING, "sliding_window": 1000},
         ),
         "olmo2": TinyFamily(config="Olmo2Config", model="Olmo2ForCausalLM"),
         "olmo3": TinyFamily(

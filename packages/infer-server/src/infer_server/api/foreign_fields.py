@@ -14,7 +14,7 @@ import msgspec
 
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.validation import out_of_range, unsupported
-from infer_server.http.bodies import decode_body
+from infer_server.http.bodies import decode_body, not_json
 from infer_server.openapi import another_name, other_names
 
 Ignored = Annotated[Any, described("Accepted without effect.")]
@@ -294,8 +294,14 @@ def decode_fields(raw: bytes, struct: type[F]) -> F:
     body = decode_body(raw, struct)
     if not body.extra_body and all(_is_nothing(getattr(body, name)) for name in other_names(struct)):
         return body
-    fields = msgspec.json.decode(raw)
-    fields |= fields.pop("extra_body", None) or {}
+    try:
+        fields = msgspec.json.decode(raw)  # also what no field takes, which the struct's decoder passes over
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(error, raw) from None
+    extra = fields.pop("extra_body", None) or {}
+    if extra.pop("extra_body", None):
+        raise unsupported("extra_body.extra_body", {}, send="its fields in `extra_body`")
+    fields |= extra
     for name, meant in other_names(struct).items():
         value = fields.pop(name, None)
         if _is_nothing(value):
@@ -305,7 +311,7 @@ def decode_fields(raw: bytes, struct: type[F]) -> F:
         if fields.get(meant) not in (None, value):
             raise out_of_range(name, f"`{name}` is another name of `{meant}`, and both are given; send only one.")
         fields[meant] = value
-    return decode_fields(msgspec.json.encode(fields), struct)
+    return decode_body(msgspec.json.encode(fields), struct)
 
 
 def _is_nothing(value: object) -> bool:

@@ -9,7 +9,7 @@ r"""Runs the server: listen, serve, drain, exit.
 ```
 
 While it drains, running requests finish, and further ones are answered with 503. Before that it goes on serving for
-`shutdown_delay`, in which load balancers learn to send requests elsewhere.
+`shutdown_delay`, in which load balancers learn from `/ready` to send requests elsewhere.
 """
 
 import asyncio
@@ -106,7 +106,8 @@ async def serve(
 
     Closes the engine and the sockets.
     """
-    server = HttpServer(create_app(engine, settings=settings), settings=settings, on_listening=on_listening)
+    app = create_app(engine, settings=settings, is_ending=lambda: bool(lifecycle.drains))
+    server = HttpServer(app, settings=settings, on_listening=on_listening)
     lifecycle = _Lifecycle(engine, server, settings=settings)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:

@@ -5,6 +5,7 @@ It wraps the whole application, so that paths without a route need a key too.
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,11 +68,11 @@ def _is_known(digest: str, known: Sequence[str]) -> bool:
 
 def _keys_of(credentials: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
     """Return the keys of both headers, that of `Authorization` first; none of a header that was sent twice."""
-    names = [name for name, _ in credentials]
+    counts = Counter(name for name, _ in credentials)
     return [
         value.strip() if name == b"x-api-key" else _bearer_key(value)
         for name, value in sorted(credentials)
-        if names.count(name) == 1
+        if counts[name] == 1
     ]
 
 

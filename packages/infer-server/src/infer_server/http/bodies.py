@@ -80,7 +80,7 @@ def decode_body(body: bytes, struct: type[T]) -> T:
         names = [field.encode_name for field in msgspec.structs.fields(struct)]
         raise validation_error(error, names=names) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error, body) from None
+        raise not_json(error, body) from None
 
 
 def _with_whole_numbers(body: bytes, struct: type[T]) -> T | None:
@@ -109,7 +109,7 @@ def _check_known_fields(body: bytes, struct: type[msgspec.Struct]) -> None:
         if not is_unknown_field(error):
             raise validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _not_json(error, body) from None
+        raise not_json(error, body) from None
 
 
 def _known_part(value: Any, kind: Any) -> Any:
@@ -129,7 +129,8 @@ def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
         yield from _structs_in(part)
 
 
-def _not_json(error: Exception, body: bytes) -> ApiError:
+def not_json(error: Exception, body: bytes) -> ApiError:
+    """Return the refusal of a `body` that could not be decoded as JSON because of `error`."""
     if coding := coding_by_magic(body):
         message = f"The body is not JSON, but compressed with {coding}; say so in `Content-Encoding`."
         return ApiError(400, message, code="invalid_json")

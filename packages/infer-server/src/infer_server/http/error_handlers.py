@@ -80,7 +80,7 @@ def _of_http_exception(request: AnyRequest, error: HTTPException) -> ApiError:
         case NotFoundException():
             meant = _meant_path(request)
             there = "`/schema` lists what there is" if meant is None else f"`{meant}` is what you may mean"
-            if path.startswith("/api/"):
+            if meant is None and path.startswith("/api/"):
                 there = "that is Ollama's API, and this server has OpenAI's, below `/v1`"
             message = f"There is nothing at `{path}`; {there}."
         case MethodNotAllowedException():

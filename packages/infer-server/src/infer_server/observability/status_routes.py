@@ -1,5 +1,6 @@
 """`GET /health`, `/ready`, other names of both, and `/version`."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import msgspec
@@ -25,8 +26,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     apis: list[str]
 
 
-def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
-    """Return the handlers of `/health`, `/ready` and `/version`."""
+def status_routes(engine: Engine, *, is_ending: Callable[[], bool]) -> list[HTTPRouteHandler]:
+    """Return the handlers of `/health`, `/ready` and `/version`; `is_ending`: the server will drain soon."""
     server_version = Version(version=version("infer-server"), apis=list(_APIS))
 
     @get(
@@ -45,9 +46,10 @@ def status_routes(engine: Engine) -> list[HTTPRouteHandler]:
         responses=error_responses({503: "The engine is draining, stopped or dead."}),
     )
     async def ready() -> Status:
-        if engine.status is not EngineStatus.READY:
-            raise _unavailable(engine.status, "send requests elsewhere")
-        return Status(status=engine.status)
+        status = EngineStatus.DRAINING if is_ending() else engine.status
+        if status is not EngineStatus.READY:
+            raise _unavailable(status, "send requests elsewhere")
+        return Status(status=status)
 
     @get("/version", summary="Show the version and the APIs")
     async def show_version() -> Version:

@@ -137,20 +137,23 @@ def read_result(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     try:
-        texts = [_result_text(part) for part in msgspec.convert(content, Parts)]
+        parts = msgspec.convert(content, Parts)
     except msgspec.ValidationError:
-        texts = [None]
-    text = "".join(each for each in texts if each is not None)
-    return msgspec.json.encode(content).decode() if None in texts else text
+        return msgspec.json.encode(content).decode()
+    texts = [_result_text(part) for part in parts]
+    is_data = None in texts or (bool(parts) and all(isinstance(part, str) for part in parts))  # whose bounds matter
+    return msgspec.json.encode(content).decode() if is_data else "".join(text or "" for text in texts)
 
 
 def _result_text(part: str | ContentPart) -> str | None:
     """Return the text of a part of a result; None of an object that is no part, or has more than its text."""
     if isinstance(part, str):
         return part
-    if part.type in _MEDIA:
+    is_empty = _other_contents(part) == _NO_OTHER_CONTENTS
+    is_entry = is_empty and _MEDIA.get(part.type) == "file"  # of a listing of files, with none in it
+    if part.type in _MEDIA and not is_entry:
         return omitted(_MEDIA[part.type])
-    if part.type not in _TEXTS or part.text is UNSET or _other_contents(part) != _NO_OTHER_CONTENTS:
+    if part.type not in _TEXTS or part.text is UNSET or not is_empty:
         return None
     return part.text or ""
 
@@ -164,5 +167,5 @@ def thoughts_of(given: Any) -> str:
     """Return the thinking in a text, or in a list of parts: Mistral's, OpenRouter's details, LiteLLM's blocks."""
     if not isinstance(given, list):
         return given if isinstance(given, str) else ""
-    texts = [part.get(name) for part in given if isinstance(part, dict) for name in ("text", "summary", "thinking")]
-    return "".join(text for text in texts if isinstance(text, str))
+    found = [[part.get(name) for name in ("text", "summary", "thinking")] for part in given if isinstance(part, dict)]
+    return "".join(next((text for text in texts if text and isinstance(text, str)), "") for texts in found)

@@ -194,6 +194,7 @@ def _wanted_by(response_format: ResponseFormat) -> dict[str, Any] | None:
     if value is None and kind not in ("text", "json_object"):
         raise _refused(f"`response_format.{_PLACES[kind][0]}` is missing; send it with the type `{kind}`.")
     wrapped = _wrapped(name, value)
+    value = value if wrapped is None else wrapped.schema
     strict = response_format.strict if wrapped is None else wrapped.strict
     json = {"whitespace": response_format.whitespace, "strict": bool(strict)}
     match kind:
@@ -204,7 +205,7 @@ def _wanted_by(response_format: ResponseFormat) -> dict[str, Any] | None:
         case "json_object":
             return json | {"json": {"type": "object"} | value if isinstance(value, dict) else value}
         case "json" | "json_schema":
-            return json | {"json": value if wrapped is None else wrapped.schema}
+            return json | {"json": value}
         case "structural_tag":
             return {kind: _tags(response_format)}
         case _:

@@ -176,9 +176,12 @@ class ChatEncoder:
         """
         is_spelled = False
 
+        def spells(text: str) -> bool:
+            return any(isinstance(piece, SpecialToken) for piece in self._scanner.split(text))
+
         def look(text: str) -> str:
             nonlocal is_spelled
-            is_spelled = is_spelled or any(isinstance(piece, SpecialToken) for piece in self._scanner.split(text))
+            is_spelled = is_spelled or spells(text)
             return text
 
         for value in (*chat.messages, *chat.tools):
@@ -186,8 +189,12 @@ class ChatEncoder:
         if not is_spelled:
             return None
         marks, marked = self._marked(chat)
+
+        def read(text: str) -> str:
+            return text if spells(marks.unmark(text)) else marks.read(text)
+
         try:
-            return self._read(self._renderer.fit(marked)[1], marks)
+            return self._read(self._renderer.fit(marked, read=read)[1], marks)
         except ChatRenderingError:
             return None
 

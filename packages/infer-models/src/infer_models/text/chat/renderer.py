@@ -78,8 +78,10 @@ class ChatRenderer:
         except ChatTemplateError:
             return False
 
-    def fit(self, chat: Conversation) -> tuple[Change, str]:
+    def fit(self, chat: Conversation, *, read: Callable[[str], str] = str) -> tuple[Change, str]:
         """Return the least change of `chat` with which its template takes it, and the text of it.
+
+        The template gets of each text what `read` makes of it.
 
         Raises:
             ChatTemplateError: there is none; the template's first refusal in its own words, if there is one.
@@ -87,13 +89,13 @@ class ChatRenderer:
         failures: list[ChatRenderingError] = []
         for change in self._shapes(chat):
             try:
-                return change, self.render(change(chat))
+                return change, self.render(change(chat), read=read)
             except ChatRenderingError as failure:
                 failures.append(failure)
         as_text = [self._with_calls_as_text, self._with_tools_as_text] if chat.has_calls or chat.tools else []
         for change in (*self._shapes(chat), *as_text):
             try:
-                return self._climbed(change, chat)
+                return self._climbed(change, chat, read=read)
             except ChatRenderingError as failure:
                 failures.append(failure)
         raise next((each for each in failures if isinstance(each, ChatRefusedError)), failures[0])
@@ -109,9 +111,13 @@ class ChatRenderer:
         for change in changes:
             yield partial(_both, change, self._prepared)
 
-    def _climbed(self, change: Change, chat: Conversation) -> tuple[Change, str]:
+    def _climbed(self, change: Change, chat: Conversation, *, read: Callable[[str], str]) -> tuple[Change, str]:
         changed = change(chat)
-        rungs, text = climb(changed.messages, lambda messages: self.render(replace(changed, messages=messages)))
+
+        def render(messages: Sequence[Message]) -> str:
+            return self.render(replace(changed, messages=messages), read=read)
+
+        rungs, text = climb(changed.messages, render)
 
         def change_and_rewrite(chat: Conversation) -> Conversation:
             changed = change(chat)
@@ -123,7 +129,7 @@ class ChatRenderer:
         """Return `chat` as its template can know it: no tools, roles and calls that it would leave out silently."""
         left_out = self.parts_left_out if chat.tools else self._parts_left_out_without_tools
         is_described = bool(chat.tools) and not self.knows_tools
-        if not self.knows_tools and (chat.tools or (chat.has_calls and not self._template.writes_calls)):
+        if (chat.tools or chat.has_calls) and not (self.knows_tools if chat.tools else self._knows_calls):
             chat = self._with_tools_as_text(chat)
         elif chat.has_calls and PARALLEL_CALLS in left_out:
             chat = replace(chat, messages=one_call_in_a_turn(chat.messages))
@@ -144,6 +150,11 @@ class ChatRenderer:
         return with_tools_as_text(messages, tools, self._tool_call_format)
 
     @cached_property
+    def _knows_calls(self) -> bool:
+        """Whether calls and results have a place in a conversation in which nothing may be called."""
+        return self._template.writes_calls or (self._tool_template is self._template and self.knows_tools)
+
+    @cached_property
     def parts_left_out(self) -> tuple[Part, ...]:
         """The parts of conversations that the template leaves out without a word, where they have tools."""
         return self._left_out_of(self._tool_template)
@@ -153,7 +164,9 @@ class ChatRenderer:
         return self.parts_left_out if self._tool_template is self._template else self._left_out_of(self._template)
 
     def _left_out_of(self, template: ChatTemplate) -> tuple[Part, ...]:
-        return tuple(part for part in parts_left_out(template) if self.knows_tools or not part.of_tools)
+        return tuple(
+            part for part in parts_left_out(template) if self.knows_tools or template.writes_calls or not part.of_tools
+        )
 
     def render(self, chat: Conversation, *, read: Callable[[str], str] = str) -> str:
         """Return the text of `chat` as it is; the template gets of each text what `read` makes of it.

@@ -134,6 +134,10 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
 def _tool_settings(body: ChatBody) -> ToolSettings:
     if body.functions and body.tools:
         raise out_of_range("functions", "`functions` and `tools` are both given; send `tools` alone.")
+    if body.functions and body.tool_choice is not None:
+        raise out_of_range("tool_choice", "`tool_choice` is for `tools`; send `function_call` with `functions`.")
+    if body.tools and body.function_call not in (None, *FUNCTION_CHOICES):
+        raise out_of_range("function_call", "`function_call` is for `functions`; send `tool_choice` with `tools`.")
     if body.functions or body.function_call not in (None, *FUNCTION_CHOICES):
         return function_settings(body.functions or [], body.function_call)
     return tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from infer_server.errors import ApiError, shorten
+from infer_server.errors import ApiError, missing, shorten
 from infer_server.openai.responses.item_store import Item, ItemStore
 from infer_server.openai.responses.request import ResolvedBody, ResponsesBody
 
@@ -54,8 +54,10 @@ def _conversation(response_id: str, store: ItemStore, owner: str | None) -> list
 def _resolved(item: Item, at: str, store: ItemStore, owner: str | None) -> Item:
     item_id = item.get("id")
     is_reference = item.get("type") == _REFERENCE or (item.get("type") is None and set(item) <= {"id", "type"})
-    if not is_reference or not isinstance(item_id, str):
+    if not is_reference:
         return item
+    if not isinstance(item_id, str):
+        raise missing(f"{at}.id")
     found = store.item(item_id, owner=owner)
     if found is None and not item_id.startswith(_REASONING_ID):
         raise ApiError(

@@ -42,7 +42,8 @@ class Switches:
         if given:
             said = {**self._switched(on=bool(given[0]), effort=effort), **variables}
         if isinstance(effort, str):
-            said |= {name: self._taken(name, effort, on=not given or bool(given[0])) for name in self._efforts}
+            own = [name for name in self._efforts if name == "reasoning_effort" or name not in variables]
+            said |= {name: self._taken(name, effort, on=not given or bool(given[0])) for name in own}
         return said
 
     def _switched(self, *, on: bool, effort: object) -> dict[str, object]:
