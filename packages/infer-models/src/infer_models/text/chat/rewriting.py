@@ -1,7 +1,7 @@
 """Rewrites conversations that a chat template refuses, though APIs allow them: as little as helps.
 
-A rung is one small change, such as joining two turns of one author. `climb` tries them after a refusal. Of conversations
-that a template renders, only those are changed of which it would leave out a part without a word.
+A rung is one small change, such as joining two turns of one author. `climb` tries them after a refusal. A conversation
+that a template renders is changed only where it would leave out a part without a word.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
