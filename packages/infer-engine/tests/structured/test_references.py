@@ -72,6 +72,12 @@ def accepts(schema: Any, value: Any, *, strict: bool) -> bool:
     return after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()
 
 
+def refusal(schema: Any) -> str:
+    with pytest.raises(ValueError, match="at #") as error:
+        prepare_schema(schema)
+    return str(error.value)
+
+
 @pytest.mark.covers("structured-tools-agents/strict-schema")
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
 @pytest.mark.parametrize("name", OF_COLORS)
@@ -116,6 +122,22 @@ def test_no_name_is_taken_twice() -> None:
         "properties": {"b": {"$ref": "#/$defs/types.a__"}},
         "$defs": {"types.a": {"type": "null"}, "types.a_": COLOR, "types.a__": {}},
     }
+
+
+def test_a_keyword_stays_though_a_reference_leads_into_it() -> None:
+    schema = {
+        "type": "object",
+        "required": ["a"],
+        "properties": {"a": {"$ref": "#/required/0"}, "b": {"$ref": "#/type"}},
+    }
+    assert localized(schema) == schema
+    assert "`uniqueItems` at #" in refusal({"type": "array", "uniqueItems": True, "items": {"$ref": "#/uniqueItems"}})
+
+
+def test_a_word_stays_though_an_inner_document_has_a_folder_of_that_name() -> None:
+    inner = {"$id": "https://example.com/inner.json", "types": {"color": COLOR}}
+    reference = {"$ref": "https://example.com/inner.json#/types/color"}
+    assert "`types` at # is" in refusal({"types": {}, "items": reference, "$defs": {"inner": inner}})
 
 
 @pytest.mark.parametrize(
