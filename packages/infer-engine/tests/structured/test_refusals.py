@@ -10,8 +10,10 @@ from infer_engine.protocol import StructuredOutputs
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
+from infer_engine.structured.json_schema.refusals import without_refusals
 
 GRAMMARS = GrammarCompiler(lambda: Vocabulary([bytes([byte]) for byte in range(256)], special_ids=[], eos_token_ids=[]))
+TOKENIZER = GRAMMARS.vocabulary().tokenizer
 CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 PAIR = CLOSED | {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 NAMES = CLOSED | {
@@ -64,6 +66,10 @@ def begin(schema: Any, *, strict: bool) -> LLMatcher:
     return GRAMMARS.matcher(to_grammar_text(StructuredOutputs(json=schema, strict=strict)))[0]
 
 
+def complaint_of(grammar: str) -> str:
+    return LLMatcher.validate_grammar(grammar, TOKENIZER)
+
+
 def accepts(matcher: LLMatcher, value: Any) -> bool:
     after, tokens = matcher.deep_copy(), list(json.dumps(value).encode())
     return after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()
@@ -99,3 +105,9 @@ def test_texts_that_look_like_schemas_are_left_alone() -> None:
     matcher, _ = GRAMMARS.matcher(to_grammar_text(StructuredOutputs(choice=choice)))
     after, tokens = matcher.deep_copy(), list(choice[0].encode())
     assert after.try_consume_tokens(tokens) == len(tokens)
+
+
+def test_texts_that_look_like_schemas_are_left_alone_beside_one_that_is_not() -> None:
+    texts = 'start: "%json 5" | "%json {  }" | a\n'
+    found = without_refusals(f"{texts}a: %json {json.dumps(PAIR | {'maxProperties': 2})}", complaint_of)
+    assert found == f"{texts}a: %json {json.dumps(PAIR)}"

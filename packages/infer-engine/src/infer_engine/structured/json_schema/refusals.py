@@ -48,7 +48,8 @@ def without_refusals(grammar: str, complaint_of: Complaint) -> str:
         except ValueError:  # a text that looks like an expression
             end = begin
             continue
-        parts.append(json.dumps(_Schema(schema, complaint_of).taken()) if isinstance(schema, dict) else "true")
+        taken = _Schema(schema, complaint_of).taken() if isinstance(schema, dict) else schema
+        parts.append(grammar[begin:end] if taken == schema else json.dumps(taken))
     return "".join((*parts, grammar[end:]))
 
 
