@@ -118,10 +118,17 @@ def test_no_name_is_taken_twice() -> None:
     schema = {"$ref": "#/types/a", "properties": {"b": {"$ref": "#/types%2Fa"}}, "types": {"a": COLOR}, "types/a": {},
               "$defs": {"types.a": {"type": "null"}}}  # fmt: skip
     assert localized(schema) == {
-        "$ref": "#/$defs/types.a_",
-        "properties": {"b": {"$ref": "#/$defs/types.a__"}},
-        "$defs": {"types.a": {"type": "null"}, "types.a_": COLOR, "types.a__": {}},
+        "$ref": "#/$defs/types.a.2",
+        "properties": {"b": {"$ref": "#/$defs/types.a.3"}},
+        "$defs": {"types.a": {"type": "null"}, "types.a.2": COLOR, "types.a.3": {}},
     }
+
+
+def test_names_that_are_alike_stay_short() -> None:
+    types = {"ä" * (index + 1): {"type": "string", "maxLength": index} for index in range(200)}
+    found = localized({"anyOf": [{"$ref": f"#/types/{name}"} for name in types], "types": types})
+    assert len(found["$defs"]) == len(types)
+    assert max(map(len, found["$defs"])) <= len("types.200")
 
 
 def test_a_keyword_stays_though_a_reference_leads_into_it() -> None:
@@ -142,7 +149,14 @@ def test_a_word_stays_though_an_inner_document_has_a_folder_of_that_name() -> No
 
 @pytest.mark.parametrize(
     "reference",
-    ["#/types/color", "#color", "other.json", "https://json-schema.org/draft/2020-12/schema", "#/$defs/color/enum/1"],
+    [
+        "#/types/color",
+        "#color",
+        "other.json",
+        "http://[x",
+        "https://json-schema.org/draft/2020-12/schema",
+        "#/$defs/color/enum/1",
+    ],
 )
 def test_what_is_not_in_the_document_is_refused_by_its_place(reference: str) -> None:
     schema = {"items": {"$ref": reference}, "$defs": {"color": COLOR}}

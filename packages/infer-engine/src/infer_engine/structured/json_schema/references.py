@@ -5,6 +5,7 @@ Places are named by JSON pointers into any folder of the document, by anchors, a
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
@@ -57,6 +58,8 @@ class _Document:
             for name, each in named.items() if isinstance(named, dict) else ():
                 self._references.setdefault(id(each), reference_to(folder, name))
         self._moved: dict[int, tuple[str, Any]] = {}
+        self._taken = set(root["$defs"]) if isinstance(root.get("$defs"), dict) else set()
+        self._numbers = count(2)
         self._left: set[str] = set()  # words of the root
 
     def localized(self) -> dict[str, Any]:
@@ -101,12 +104,11 @@ class _Document:
                     self._move(target, each["$ref"])
 
     def _move(self, target: Any, reference: str) -> None:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", ".", unquote(reference).rpartition("#")[2]).strip(".") or "target"
-        definitions = self._root.get("$defs")
-        taken = {name for name, _ in self._moved.values()}
-        taken |= definitions.keys() if isinstance(definitions, dict) else set()
-        while name in taken:
-            name += "_"
+        stem = re.sub(r"[^A-Za-z0-9_.-]+", ".", unquote(reference).rpartition("#")[2]).strip(".") or "target"
+        name = stem
+        while name in self._taken:
+            name = f"{stem}.{next(self._numbers)}"
+        self._taken.add(name)
         self._moved[id(target)] = (name, target)
         self._references[id(target)] = reference_to("$defs", name)
 
@@ -186,7 +188,10 @@ def _objects_of(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _joined(base: str, reference: str) -> str:
-    return base + reference if reference.startswith("#") else urljoin(base, reference)
+    try:
+        return base + reference if reference.startswith("#") else urljoin(base, reference)
+    except ValueError:  # one of them is no address
+        return reference
 
 
 def _at(node: Any, steps: Sequence[str]) -> Any:
