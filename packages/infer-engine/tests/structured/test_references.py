@@ -162,3 +162,8 @@ def test_what_is_not_in_the_document_is_refused_by_its_place(reference: str) -> 
     schema = {"items": {"$ref": reference}, "$defs": {"color": COLOR}}
     with pytest.raises(ValueError, match=r"#/items"):
         prepare_schema(schema)
+
+
+def test_what_is_no_address_is_refused_by_its_place() -> None:
+    with pytest.raises(ValueError, match=r"#/items"):
+        prepare_schema({"$id": "https://example.com/a", "items": {"$ref": "http://[x"}})

@@ -100,6 +100,13 @@ def test_what_nothing_matches_is_refused(*, strict: bool) -> None:
         begin(CLOSED | {"properties": {"a": nothing}, "required": ["a"]}, strict=strict)
 
 
+def test_the_reason_is_what_is_left_where_something_else_could_be_wider() -> None:
+    nothing = {"allOf": [{"type": "string"}, {"type": "integer"}]}
+    schema = CLOSED | {"properties": {"a": PAIR | {"maxProperties": 2}, "b": nothing}, "required": ["b"]}
+    with pytest.raises(GrammarError, match="Unsatisfiable schema: required property 'b'"):
+        begin(schema, strict=False)
+
+
 def test_texts_that_look_like_schemas_are_left_alone() -> None:
     choice = ('%json {"type": 3}', "%json {", "a")
     matcher, _ = GRAMMARS.matcher(to_grammar_text(StructuredOutputs(choice=choice)))

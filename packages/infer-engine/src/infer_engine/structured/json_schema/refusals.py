@@ -61,24 +61,23 @@ class _Schema:
         self._root = copy.deepcopy(schema)
 
     def taken(self) -> dict[str, Any]:
-        """Return a schema that the library takes; or the same, if there is none."""
-        given = copy.deepcopy(self._root)
+        """Return a schema that the library takes, or one that it does not where none that is wider helps."""
         if any(each.get("$ref") == "#" for each in self._objects()):
             self._name_the_root()
         complaint = self._complaint(self._root)
         for _ in range(MAX_REPAIRS):
-            if not complaint or _NOTHING_MATCHES in complaint:
+            if not complaint or complaint.startswith(_NOTHING_MATCHES):
                 break
             node, place = self._smallest_with(complaint)
             wider = self._wider(node, complaint)
             if wider is None:
-                return given
-            if STRICT in given:
+                break
+            if STRICT in self._root:
                 keyword = next(word for word in node if word not in wider or wider[word] != node[word])
                 raise GrammarError(f"`{keyword}` at {place} cannot be kept: {complaint}")
             _replace(node, wider)
             complaint = self._complaint(self._root)
-        return given if complaint else self._root
+        return self._root
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         return (each for each, _ in places_of(self._root) if isinstance(each, dict))
