@@ -100,6 +100,24 @@ def test_what_nothing_matches_is_refused(*, strict: bool) -> None:
         begin(CLOSED | {"properties": {"a": nothing}, "required": ["a"]}, strict=strict)
 
 
+def num_trials(num_parts: int) -> int:
+    """Return how many trials it takes until every second one of an object's parts is wider."""
+    trials: list[str] = []
+
+    def complaint_of_counted(grammar: str) -> str:
+        trials.append(grammar)
+        return complaint_of(grammar)
+
+    parts = {str(number): PAIR | ({"maxProperties": 2} if number % 2 else {}) for number in range(num_parts)}
+    found = without_refusals(f"%json {json.dumps(CLOSED | {'properties': parts})}", complaint_of_counted)
+    assert found == f"%json {json.dumps(CLOSED | {'properties': dict.fromkeys(parts, PAIR)})}"
+    return len(trials)
+
+
+def test_twice_as_many_refused_parts_take_about_twice_as_many_trials() -> None:
+    assert num_trials(32) < 2.2 * num_trials(16)
+
+
 def test_the_reason_is_what_is_left_where_something_else_could_be_wider() -> None:
     nothing = {"allOf": [{"type": "string"}, {"type": "integer"}]}
     schema = CLOSED | {"properties": {"a": PAIR | {"maxProperties": 2}, "b": nothing}, "required": ["b"]}
