@@ -54,6 +54,19 @@ REFUSED: dict[str, tuple[Any, str, list[Any], list[Any]]] = {
         CLOSED | {"properties": {name: PAIR | {"maxProperties": 2} for name in "xy"}},
         "`maxProperties` at #/properties/x", [{"x": {"a": 1, "b": 2}, "y": {"a": 1}}], [{"x": {"c": 1}}, {"y": 1}],
     ),
+    "most properties in an alternative": (
+        PAIR | {"anyOf": [{"required": ["a"], "maxProperties": 1}, {"required": ["b"]}]},
+        "`anyOf` at #", [{"a": 1}, {"a": 1, "b": 2}], [{}, {"a": "x"}],
+    ),
+    "the same in one of all": (
+        PAIR | {"allOf": [{"anyOf": [{"required": ["a"], "maxProperties": 1}, {"required": ["a", "b"]}]}]},
+        "`allOf` at #", [{"a": 1}, {"a": 1, "b": 2}], [{}, {"b": 1}],
+    ),
+    "the same in the one that holds": (
+        PAIR | {"oneOf": [{"type": "object", "required": ["a"], "properties": {"a": {"const": 1}}, "maxProperties": 1},
+                          {"type": "object", "required": ["a"], "properties": {"a": {"const": 2}}}]},
+        "`oneOf` at #", [{"a": 1}, {"a": 2, "b": 2}], [{}, {"a": 3}],
+    ),
     "two in one schema": (
         {"allOf": [PAIR | {"maxProperties": 2}], "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}},
          "$defs": {"a": {"type": "integer", "minimum": 2**62}}},

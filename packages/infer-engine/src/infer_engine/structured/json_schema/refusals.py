@@ -13,7 +13,7 @@ from typing import Any
 from infer_engine.structured.errors import GrammarError, describe
 from infer_engine.structured.json_schema.places import inside, places_of, target_of
 from infer_engine.structured.json_schema.references import reference_to
-from infer_engine.structured.json_schema.widening import variants
+from infer_engine.structured.json_schema.widening import LIMITS, variants
 
 STRICT = "x-strict"
 """The word in a schema for the library that says that it may not become wider; the library passes over it."""
@@ -24,8 +24,6 @@ _EXPRESSION = "%json "
 _NOTHING_MATCHES = "Unsatisfiable"
 """How the library says that a schema contradicts itself: no wider one is meant."""
 _FOLDERS = ("$defs", "definitions")
-_LOST_FIRST = ("min", "max", "exclusive", "multiple", "pattern", "format")
-"""Beginnings of keywords that say the least."""
 _LOST_LAST = ("$ref", "properties", "type")
 _OPTIONS = frozenset({*_FOLDERS, "$schema", "x-guidance", STRICT})
 
@@ -176,7 +174,7 @@ class _Schema:
 
 
 def _order_of_loss(keyword: str) -> tuple[int, str]:
-    return (0 if keyword.startswith(_LOST_FIRST) else 2 if keyword in _LOST_LAST else 1, keyword)
+    return (0 if keyword.startswith(LIMITS) else 2 if keyword in _LOST_LAST else 1, keyword)
 
 
 def _replace(node: dict[str, Any], other: dict[str, Any]) -> None:
