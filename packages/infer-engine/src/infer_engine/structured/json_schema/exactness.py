@@ -7,7 +7,7 @@ MAX_INT64 = 2**63 - 1
 MAX_ENUM = 5_000
 """Values of a list that may be objects, which take 0.4 s to compile."""
 MAX_RANGES = 100
-"""Of numbers that are not exact; with more of them, one from the least to the greatest stands for all."""
+"""Ranges around numbers that are not exact; with more of them, one stands for all."""
 
 
 def is_exact(number: float) -> bool:
