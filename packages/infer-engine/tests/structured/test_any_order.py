@@ -81,9 +81,12 @@ def test_a_text_may_have_every_escape_that_is_a_character(text: str, *, is_allow
     assert allows(closed({"a": {"type": "string"}}, "a"), f'{{"a": "{text}"}}') is is_allowed
 
 
-@pytest.mark.parametrize("name", [r"\u0061\/", r"a\/", r"\u000a"])
+@pytest.mark.parametrize("name", [r"\u0061\/", r"a\/", r"\u000a", r"\u001B"])
 def test_no_name_is_spelled_in_another_way(name: str) -> None:
-    schema = {"type": "object", "properties": {"a/": {"type": "integer"}, "\n": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a/": {"type": "integer"}, "\n": {"type": "integer"}, "\x1b": {"type": "integer"}},
+    }
     assert not allows(schema, f'{{"{name}": "x"}}')
 
 

@@ -65,6 +65,8 @@ WIDER: list[tuple[Any, Any]] = [
     ({"enum": ["a", 2**53 + 1, 2**70]},
      {"allOf": [{"anyOf": [{"enum": ["a"]}, {"type": "integer", "minimum": 2**53, "maximum": 2**53 + 2},
                            {"type": "number"}]}]}),
+    ({"enum": ["a", *range(2**53 + 1, 2**53 + 8_000, 2)]},
+     {"allOf": [{"anyOf": [{"enum": ["a"]}, {"type": "integer", "minimum": 2**53, "maximum": 2**53 + 8_000}]}]}),
     ({"enum": [*range(5_000), "a"]}, {"type": ["number", "string"]}),
     ({"type": "string", "pattern": r"^(?![-+.]*$)[-+]?[0-9]*[.]?[0-9]*$"},
      {"type": "string", "pattern": r"^[-+]?[0-9]*[.]?[0-9]*$"}),

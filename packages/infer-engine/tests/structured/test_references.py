@@ -72,6 +72,12 @@ def accepts(schema: Any, value: Any, *, strict: bool) -> bool:
     return after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()
 
 
+def refusal(schema: Any) -> str:
+    with pytest.raises(ValueError, match="at #") as error:
+        prepare_schema(schema)
+    return str(error.value)
+
+
 @pytest.mark.covers("structured-tools-agents/strict-schema")
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
 @pytest.mark.parametrize("name", OF_COLORS)
@@ -112,17 +118,52 @@ def test_no_name_is_taken_twice() -> None:
     schema = {"$ref": "#/types/a", "properties": {"b": {"$ref": "#/types%2Fa"}}, "types": {"a": COLOR}, "types/a": {},
               "$defs": {"types.a": {"type": "null"}}}  # fmt: skip
     assert localized(schema) == {
-        "$ref": "#/$defs/types.a_",
-        "properties": {"b": {"$ref": "#/$defs/types.a__"}},
-        "$defs": {"types.a": {"type": "null"}, "types.a_": COLOR, "types.a__": {}},
+        "$ref": "#/$defs/types.a.2",
+        "properties": {"b": {"$ref": "#/$defs/types.a.3"}},
+        "$defs": {"types.a": {"type": "null"}, "types.a.2": COLOR, "types.a.3": {}},
     }
+
+
+def test_names_that_are_alike_stay_short() -> None:
+    types = {"ä" * (index + 1): {"type": "string", "maxLength": index} for index in range(200)}
+    found = localized({"anyOf": [{"$ref": f"#/types/{name}"} for name in types], "types": types})
+    assert len(found["$defs"]) == len(types)
+    assert max(map(len, found["$defs"])) <= len("types.200")
+
+
+def test_a_keyword_stays_though_a_reference_leads_into_it() -> None:
+    schema = {
+        "type": "object",
+        "required": ["a"],
+        "properties": {"a": {"$ref": "#/required/0"}, "b": {"$ref": "#/type"}},
+    }
+    assert localized(schema) == schema
+    assert "`uniqueItems` at #" in refusal({"type": "array", "uniqueItems": True, "items": {"$ref": "#/uniqueItems"}})
+
+
+def test_a_word_stays_though_an_inner_document_has_a_folder_of_that_name() -> None:
+    inner = {"$id": "https://example.com/inner.json", "types": {"color": COLOR}}
+    reference = {"$ref": "https://example.com/inner.json#/types/color"}
+    assert "`types` at # is" in refusal({"types": {}, "items": reference, "$defs": {"inner": inner}})
 
 
 @pytest.mark.parametrize(
     "reference",
-    ["#/types/color", "#color", "other.json", "https://json-schema.org/draft/2020-12/schema", "#/$defs/color/enum/1"],
+    [
+        "#/types/color",
+        "#color",
+        "other.json",
+        "http://[x",
+        "https://json-schema.org/draft/2020-12/schema",
+        "#/$defs/color/enum/1",
+    ],
 )
 def test_what_is_not_in_the_document_is_refused_by_its_place(reference: str) -> None:
     schema = {"items": {"$ref": reference}, "$defs": {"color": COLOR}}
     with pytest.raises(ValueError, match=r"#/items"):
         prepare_schema(schema)
+
+
+def test_what_is_no_address_is_refused_by_its_place() -> None:
+    with pytest.raises(ValueError, match=r"#/items"):
+        prepare_schema({"$id": "https://example.com/a", "items": {"$ref": "http://[x"}})

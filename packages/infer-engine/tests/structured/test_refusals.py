@@ -10,8 +10,10 @@ from infer_engine.protocol import StructuredOutputs
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
+from infer_engine.structured.json_schema.refusals import without_refusals
 
 GRAMMARS = GrammarCompiler(lambda: Vocabulary([bytes([byte]) for byte in range(256)], special_ids=[], eos_token_ids=[]))
+TOKENIZER = GRAMMARS.vocabulary().tokenizer
 CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 PAIR = CLOSED | {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 NAMES = CLOSED | {
@@ -52,6 +54,19 @@ REFUSED: dict[str, tuple[Any, str, list[Any], list[Any]]] = {
         CLOSED | {"properties": {name: PAIR | {"maxProperties": 2} for name in "xy"}},
         "`maxProperties` at #/properties/x", [{"x": {"a": 1, "b": 2}, "y": {"a": 1}}], [{"x": {"c": 1}}, {"y": 1}],
     ),
+    "most properties in an alternative": (
+        PAIR | {"anyOf": [{"required": ["a"], "maxProperties": 1}, {"required": ["b"]}]},
+        "`anyOf` at #", [{"a": 1}, {"a": 1, "b": 2}], [{}, {"a": "x"}],
+    ),
+    "the same in one of all": (
+        PAIR | {"allOf": [{"anyOf": [{"required": ["a"], "maxProperties": 1}, {"required": ["a", "b"]}]}]},
+        "`allOf` at #", [{"a": 1}, {"a": 1, "b": 2}], [{}, {"b": 1}],
+    ),
+    "the same in the one that holds": (
+        PAIR | {"oneOf": [{"type": "object", "required": ["a"], "properties": {"a": {"const": 1}}, "maxProperties": 1},
+                          {"type": "object", "required": ["a"], "properties": {"a": {"const": 2}}}]},
+        "`oneOf` at #", [{"a": 1}, {"a": 2, "b": 2}], [{}, {"a": 3}],
+    ),
     "two in one schema": (
         {"allOf": [PAIR | {"maxProperties": 2}], "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}},
          "$defs": {"a": {"type": "integer", "minimum": 2**62}}},
@@ -62,6 +77,10 @@ REFUSED: dict[str, tuple[Any, str, list[Any], list[Any]]] = {
 
 def begin(schema: Any, *, strict: bool) -> LLMatcher:
     return GRAMMARS.matcher(to_grammar_text(StructuredOutputs(json=schema, strict=strict)))[0]
+
+
+def complaint_of(grammar: str) -> str:
+    return LLMatcher.validate_grammar(grammar, TOKENIZER)
 
 
 def accepts(matcher: LLMatcher, value: Any) -> bool:
@@ -94,8 +113,39 @@ def test_what_nothing_matches_is_refused(*, strict: bool) -> None:
         begin(CLOSED | {"properties": {"a": nothing}, "required": ["a"]}, strict=strict)
 
 
+def num_trials(num_parts: int) -> int:
+    """Return how many trials it takes until every second one of an object's parts is wider."""
+    trials: list[str] = []
+
+    def complaint_of_counted(grammar: str) -> str:
+        trials.append(grammar)
+        return complaint_of(grammar)
+
+    parts = {str(number): PAIR | ({"maxProperties": 2} if number % 2 else {}) for number in range(num_parts)}
+    found = without_refusals(f"%json {json.dumps(CLOSED | {'properties': parts})}", complaint_of_counted)
+    assert found == f"%json {json.dumps(CLOSED | {'properties': dict.fromkeys(parts, PAIR)})}"
+    return len(trials)
+
+
+def test_twice_as_many_refused_parts_take_about_twice_as_many_trials() -> None:
+    assert num_trials(32) < 2.2 * num_trials(16)
+
+
+def test_the_reason_is_what_is_left_where_something_else_could_be_wider() -> None:
+    nothing = {"allOf": [{"type": "string"}, {"type": "integer"}]}
+    schema = CLOSED | {"properties": {"a": PAIR | {"maxProperties": 2}, "b": nothing}, "required": ["b"]}
+    with pytest.raises(GrammarError, match="Unsatisfiable schema: required property 'b'"):
+        begin(schema, strict=False)
+
+
 def test_texts_that_look_like_schemas_are_left_alone() -> None:
     choice = ('%json {"type": 3}', "%json {", "a")
     matcher, _ = GRAMMARS.matcher(to_grammar_text(StructuredOutputs(choice=choice)))
     after, tokens = matcher.deep_copy(), list(choice[0].encode())
     assert after.try_consume_tokens(tokens) == len(tokens)
+
+
+def test_texts_that_look_like_schemas_are_left_alone_beside_one_that_is_not() -> None:
+    texts = 'start: "%json 5" | "%json {  }" | a\n'
+    found = without_refusals(f"{texts}a: %json {json.dumps(PAIR | {'maxProperties': 2})}", complaint_of)
+    assert found == f"{texts}a: %json {json.dumps(PAIR)}"

@@ -25,7 +25,7 @@ _CHARACTER = r"[^\"\\\x00-\x1f]"
 _HEX = "[0-9a-fA-F]"
 _TWO_CODES = rf"[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"
 _CODE = rf"u([0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}|{_TWO_CODES})"
-_CODE_WITHOUT_ANOTHER_SPELLING = r"u00(0[0-7bBeEfF]|1[0-9a-fA-F])"
+_CODE_WITHOUT_ANOTHER_SPELLING = r"u00(0[0-7bef]|1[0-9a-f])"
 _ANY_NAME = rf"({_CHARACTER}|\\([\"\\bfnrt]|{_CODE_WITHOUT_ANOTHER_SPELLING}))*"
 """Names are compared as they are written, so each has one spelling."""
 

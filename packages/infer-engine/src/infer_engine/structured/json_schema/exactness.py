@@ -6,6 +6,8 @@ from typing import Any
 MAX_INT64 = 2**63 - 1
 MAX_ENUM = 5_000
 """Values of a list that may be objects, which take 0.4 s to compile."""
+MAX_RANGES = 100
+"""Ranges around numbers that are not exact; with more of them, one stands for all."""
 
 
 def is_exact(number: float) -> bool:
@@ -41,10 +43,14 @@ def exact_below(number: float) -> int | None:
 def schema_of_any(values: list[Any]) -> dict[str, Any]:
     """Return a schema that all of `values` match, and others if there are too many, or some are not exact."""
     kept = [value for value in values if are_exact(value)] if len(values) <= MAX_ENUM else []
-    options = [{"enum": kept}] if kept else []
-    for value in values:
-        if (near := _schema_near(value)) not in options and not (kept and are_exact(value)):
-            options.append(near)
+    near = [_schema_near(value) for value in values if not (kept and are_exact(value))]
+    different = {tuple(each.items()): each for each in near}
+    ranges = [each for each in different.values() if "minimum" in each]
+    if len(ranges) > MAX_RANGES:
+        least, most = min(each["minimum"] for each in ranges), max(each["maximum"] for each in ranges)
+        ranges = [{"type": "integer", "minimum": least, "maximum": most}]
+    others = [each for each in different.values() if "minimum" not in each]
+    options = [*([{"enum": kept}] if kept else []), *ranges, *others]
     if all(option.keys() == {"type"} for option in options):
         return {"type": sorted(option["type"] for option in options)}
     return {"anyOf": options}

@@ -58,7 +58,7 @@ def prepare_schema(schema: Any, refuse: Refuse = exactly) -> Any:
             whatever it is; the message names the keyword and where it stands.
     """
     _check_depth(schema)
-    schema = localized(schema)
+    schema = localized(schema, _PLAIN.keys() | _NOT_KEPT.keys())
     definitions = schema.get("$defs") if isinstance(schema, dict) else None
     prepared = _Reader(refuse, definitions if isinstance(definitions, dict) else {}).schema(schema, "#")
     check_schema(prepared, refuse)

@@ -4,7 +4,8 @@ Places are named by JSON pointers into any folder of the document, by anchors, a
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
@@ -20,13 +21,14 @@ _FOLDERS = ("$defs", "definitions")
 _STAYS_AS_IT_IS = "~!$&'()*+,;=:@?"
 
 
-def localized(schema: Any) -> Any:
+def localized(schema: Any, keywords: Collection[str] = ()) -> Any:
     """Return a copy of `schema` whose references lead to its root, or to a name in `$defs` or `definitions`.
 
     A target elsewhere moves into `$defs`; a reference takes its place. A folder of the root that has only held targets
-    is left out, and so are the words that name places. A reference to nothing, or to another document, stays.
+    is left out, unless it is one of `keywords`, and so are the words that name places. A reference to nothing, or to
+    another document, stays.
     """
-    return _Document(schema).localized() if isinstance(schema, dict) else schema
+    return _Document(schema, _KEYWORDS.union(keywords)).localized() if isinstance(schema, dict) else schema
 
 
 def reference_to(folder: str, name: str) -> str:
@@ -37,10 +39,11 @@ def reference_to(folder: str, name: str) -> str:
 class _Document:
     """The places of a schema, by their names."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any], keywords: Collection[str]) -> None:
         draft = root.get("$schema")
         draft = draft if isinstance(draft, str) else ""
         self._root = root
+        self._keywords = keywords
         self._id_word = "id" if re.search("draft-0[34]", draft) else "$id"
         self._refs_stand_alone = re.search("draft-0[3-7]", draft) is not None
         self._bases: dict[int, str] = {}  # of objects, by identity
@@ -55,6 +58,8 @@ class _Document:
             for name, each in named.items() if isinstance(named, dict) else ():
                 self._references.setdefault(id(each), reference_to(folder, name))
         self._moved: dict[int, tuple[str, Any]] = {}
+        self._taken = set(root["$defs"]) if isinstance(root.get("$defs"), dict) else set()
+        self._numbers = count(2)
         self._left: set[str] = set()  # words of the root
 
     def localized(self) -> dict[str, Any]:
@@ -99,12 +104,11 @@ class _Document:
                     self._move(target, each["$ref"])
 
     def _move(self, target: Any, reference: str) -> None:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", ".", unquote(reference).rpartition("#")[2]).strip(".") or "target"
-        definitions = self._root.get("$defs")
-        taken = {name for name, _ in self._moved.values()}
-        taken |= definitions.keys() if isinstance(definitions, dict) else set()
-        while name in taken:
-            name += "_"
+        stem = re.sub(r"[^A-Za-z0-9_.-]+", ".", unquote(reference).rpartition("#")[2]).strip(".") or "target"
+        name = stem
+        while name in self._taken:
+            name = f"{stem}.{next(self._numbers)}"
+        self._taken.add(name)
         self._moved[id(target)] = (name, target)
         self._references[id(target)] = reference_to("$defs", name)
 
@@ -116,11 +120,19 @@ class _Document:
         own_base = self._bases.get(id(schema), self._root_base)
         for base in dict.fromkeys((own_base, self._root_base)):  # many tools write an `$id` that is not meant as a base
             uri, _, fragment = _joined(base, reference).partition("#")
-            if not fragment.startswith("/"):
+            is_pointer = fragment.startswith("/")
+            steps = fragment[1:].split("/")
+            if is_pointer:
+                found = _at(self._named.get(uri), steps)
+            else:
                 found = self._named.get(f"{uri}#{unquote(fragment)}" if fragment else uri)
-            elif (found := _at(self._named.get(uri), steps := fragment[1:].split("/"))) is not None:
-                self._left |= {unescaped(steps[0])} - _KEYWORDS
             if isinstance(found, dict | bool):
+                if (
+                    is_pointer
+                    and self._named[uri] is self._root
+                    and (word := unescaped(steps[0])) not in self._keywords
+                ):
+                    self._left.add(word)
                 return found
         return None
 
@@ -176,7 +188,10 @@ def _objects_of(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _joined(base: str, reference: str) -> str:
-    return base + reference if reference.startswith("#") else urljoin(base, reference)
+    try:
+        return base + reference if reference.startswith("#") else urljoin(base, reference)
+    except ValueError:  # one of them is no address
+        return reference
 
 
 def _at(node: Any, steps: Sequence[str]) -> Any:

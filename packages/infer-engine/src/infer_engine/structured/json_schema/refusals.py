@@ -1,18 +1,19 @@
 """`without_refusals`: a grammar whose JSON schemas are wider where the grammar library refuses them, and only there.
 
-Its rules are not repeated here: where it complains, the smallest schema about which it says the same is found, and in
-that the keyword without which it says something else.
+Its rules are not repeated here: where it complains, the smallest schemas about which it says the same are found, on one
+way through all of them, and in each the keyword without which it says something else.
 """
 
 import copy
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from infer_engine.structured.errors import GrammarError, describe
 from infer_engine.structured.json_schema.places import inside, places_of, target_of
 from infer_engine.structured.json_schema.references import reference_to
-from infer_engine.structured.json_schema.widening import variants
+from infer_engine.structured.json_schema.widening import LIMITS, variants
 
 STRICT = "x-strict"
 """The word in a schema for the library that says that it may not become wider; the library passes over it."""
@@ -23,8 +24,6 @@ _EXPRESSION = "%json "
 _NOTHING_MATCHES = "Unsatisfiable"
 """How the library says that a schema contradicts itself: no wider one is meant."""
 _FOLDERS = ("$defs", "definitions")
-_LOST_FIRST = ("min", "max", "exclusive", "multiple", "pattern", "format")
-"""Beginnings of keywords that say the least."""
 _LOST_LAST = ("$ref", "properties", "type")
 _OPTIONS = frozenset({*_FOLDERS, "$schema", "x-guidance", STRICT})
 
@@ -48,8 +47,18 @@ def without_refusals(grammar: str, complaint_of: Complaint) -> str:
         except ValueError:  # a text that looks like an expression
             end = begin
             continue
-        parts.append(json.dumps(_Schema(schema, complaint_of).taken()) if isinstance(schema, dict) else "true")
+        taken = _Schema(schema, complaint_of).taken() if isinstance(schema, dict) else schema
+        parts.append(grammar[begin:end] if taken == schema else json.dumps(taken))
     return "".join((*parts, grammar[end:]))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A schema on the way to the smallest one that is to blame, and the parts of it that are still to be tried."""
+
+    schema: dict[str, Any]
+    place: str
+    parts: list[tuple[dict[str, Any], str]]
 
 
 class _Schema:
@@ -58,26 +67,34 @@ class _Schema:
     def __init__(self, schema: dict[str, Any], complaint_of: Complaint) -> None:
         self._complaint_of = complaint_of
         self._root = copy.deepcopy(schema)
+        self._tried: dict[int, dict[str, Any]] = {}  # parts, by identity
 
     def taken(self) -> dict[str, Any]:
-        """Return a schema that the library takes; or the same, if there is none."""
-        given = copy.deepcopy(self._root)
+        """Return a schema that the library takes, or one that it does not where none that is wider helps."""
         if any(each.get("$ref") == "#" for each in self._objects()):
             self._name_the_root()
         complaint = self._complaint(self._root)
-        for _ in range(MAX_REPAIRS):
-            if not complaint or _NOTHING_MATCHES in complaint:
-                break
-            node, place = self._smallest_with(complaint)
-            wider = self._wider(node, complaint)
-            if wider is None:
-                return given
-            if STRICT in given:
-                keyword = next(word for word in node if word not in wider or wider[word] != node[word])
-                raise GrammarError(f"`{keyword}` at {place} cannot be kept: {complaint}")
-            _replace(node, wider)
-            complaint = self._complaint(self._root)
-        return given if complaint else self._root
+        path = [_Step(self._root, "#", self._parts(self._root, "#"))]
+        num_repairs = 0
+        while path and num_repairs < MAX_REPAIRS:
+            step = path[-1]
+            if not complaint or complaint.startswith(_NOTHING_MATCHES):
+                path.pop()
+                complaint = self._complaint(path[-1].schema) if path else ""
+            elif (part := self._part_with(complaint, step)) is not None:
+                path.append(part)
+            else:
+                if (wider := self._wider(step.schema, complaint)) is None:
+                    break
+                if STRICT in self._root:
+                    keyword = next(
+                        word for word, value in step.schema.items() if word not in wider or wider[word] != value
+                    )
+                    raise GrammarError(f"`{keyword}` at {step.place} cannot be kept: {complaint}")
+                _replace(step.schema, wider)
+                complaint = self._complaint(step.schema)
+                num_repairs += 1
+        return self._root
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         return (each for each, _ in places_of(self._root) if isinstance(each, dict))
@@ -110,23 +127,28 @@ class _Schema:
             del self._root[word]
         self._root |= {"$ref": reference, "$defs": self._root.get("$defs", {}) | {name: own}}
 
-    def _smallest_with(self, complaint: str) -> tuple[dict[str, Any], str]:
-        """Return the smallest schema about which the library says `complaint`, and its place."""
-        node, place = self._root, "#"
-        seen = {id(node)}
-        while True:
-            for inner, inner_place in self._parts(node, place):
-                if isinstance(inner, dict) and id(inner) not in seen and self._complaint(inner) == complaint:
-                    seen.add(id(inner))
-                    node, place = inner, inner_place
-                    break
-            else:
-                return node, place
+    def _part_with(self, complaint: str, step: "_Step") -> "_Step | None":
+        """Return a part of `step` that is still to be tried, and about which the library says `complaint`."""
+        others: list[tuple[dict[str, Any], str]] = []
+        found = None
+        while step.parts and found is None:
+            part, place = step.parts.pop()
+            if id(part) in self._tried:
+                continue
+            if (said := self._complaint(part)) == complaint:
+                self._tried[id(part)] = part
+                found = _Step(part, place, self._parts(part, place))
+            elif said:
+                others.append((part, place))
+        step.parts.extend(reversed(others))
+        return found
 
-    def _parts(self, node: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
-        yield from ((each, at) for word, each, at in inside(node, place) if word not in _FOLDERS)
+    def _parts(self, node: dict[str, Any], place: str) -> list[tuple[dict[str, Any], str]]:
+        """Return the schemas inside `node` and the one that it refers to, the first one last."""
+        parts = [(each, at) for word, each, at in inside(node, place) if word not in _FOLDERS]
         if isinstance(reference := node.get("$ref"), str):
-            yield target_of(self._root, reference), reference
+            parts.append((target_of(self._root, reference), reference))
+        return [(each, at) for each, at in reversed(parts) if isinstance(each, dict)]
 
     def _wider(self, node: dict[str, Any], complaint: str) -> dict[str, Any] | None:
         """Return `node` with as little less as keeps the library from saying `complaint`; None if nothing does."""
@@ -152,7 +174,7 @@ class _Schema:
 
 
 def _order_of_loss(keyword: str) -> tuple[int, str]:
-    return (0 if keyword.startswith(_LOST_FIRST) else 2 if keyword in _LOST_LAST else 1, keyword)
+    return (0 if keyword.startswith(LIMITS) else 2 if keyword in _LOST_LAST else 1, keyword)
 
 
 def _replace(node: dict[str, Any], other: dict[str, Any]) -> None:

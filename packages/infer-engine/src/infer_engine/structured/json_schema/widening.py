@@ -18,6 +18,10 @@ MAX_LENGTH = 16_000
 """A bounded string takes a lexer state for every character, and a generation has 20,000 of them."""
 
 MAX_PATTERNS_IN_PAIRS = 8
+MAX_ALTERNATIVES_ALONE = 16
+LIMITS = ("min", "max", "exclusive", "multiple", "pattern", "format")
+"""Beginnings of keywords that say the least."""
+_ALTERNATIVES = ("anyOf", "oneOf")
 
 Refuse = Callable[[dict[str, Any], str, Any, ValueError], None]
 
@@ -73,7 +77,12 @@ def variants(schema: dict[str, Any], keyword: str) -> Iterator[dict[str, Any]]:
     value = schema[keyword]
     if keyword == "patternProperties":
         yield from _with_patterns_joined(schema, value)
+    if keyword in _ALTERNATIVES:
+        yield from _with_fewer_limits(schema, keyword)
     if keyword == "allOf":
+        for index, each in enumerate(value):
+            for wider in _less_limited(each):
+                yield schema | {keyword: [*value[:index], wider, *value[index + 1 :]]}
         for index in range(len(value)):
             yield schema | {keyword: value[:index] + value[index + 1 :]}
     for _ in range(2):  # some keywords are left with less, and go then
@@ -91,6 +100,34 @@ def _with_patterns_joined(schema: dict[str, Any], patterns: dict[str, Any]) -> I
         others = {pattern: inner for pattern, inner in patterns.items() if pattern not in joined}
         either = {"anyOf": [patterns[pattern] for pattern in joined]}
         yield schema | {"patternProperties": others | {"|".join(joined): either}}
+
+
+def _less_limited(schema: Any) -> Iterator[dict[str, Any]]:
+    """Return copies of `schema` with fewer limits, of its own or of its alternatives."""
+    if isinstance(schema, dict):
+        if (wider := _without_limits(schema)) != schema:
+            yield wider
+        for keyword in _ALTERNATIVES:
+            if keyword in schema:
+                yield from _with_fewer_limits(schema, keyword)
+
+
+def _with_fewer_limits(schema: dict[str, Any], keyword: str) -> Iterator[dict[str, Any]]:
+    """Return copies of `schema` where one of the alternatives under `keyword` is without its limits, or all are."""
+    given = schema[keyword]
+    without = [_without_limits(each) if isinstance(each, dict) else each for each in given]
+    changed = [index for index, each in enumerate(without) if each != given[index]]
+    lists = [[*given[:index], without[index], *given[index + 1 :]] for index in changed[:MAX_ALTERNATIVES_ALONE]]
+    for alternatives in [*lists, without] if changed else []:
+        wider = schema | {keyword: alternatives}
+        if keyword == "oneOf":  # a value may match more of them now
+            _widen(wider, keyword, alternatives)
+        yield wider
+
+
+def _without_limits(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return `schema` without its limits, but with its `patternProperties`, whose names would be additional ones."""
+    return {word: value for word, value in schema.items() if word == "patternProperties" or not word.startswith(LIMITS)}
 
 
 def _require(schema: dict[str, Any], other: dict[str, Any]) -> None:
