@@ -94,11 +94,22 @@ def test_a_strict_tool_is_not_called_with_arguments_that_nothing_held() -> None:
         '```json\n{"arguments": ARGS, "name": "f"}\n```',
     ],
 )
-@pytest.mark.parametrize("before", ["", "I look it up:"])
+@pytest.mark.parametrize("before", ["", "\n", "<think>```json</think>\n", "I look it up:\n"])
 def test_a_call_that_is_json_may_be_in_a_fence(name: str, text: str, before: str) -> None:
     # jundot/omlx#2565, openclaw/openclaw#53344: models that were not trained on another form write it so
-    text = f"{before}\n{text}" if before else text
-    assert wherever_it_is_cut(name, text.replace("ARGS", ARGUMENTS)) == (before, [("f", ARGUMENTS)])
+    text, said = before + text.replace("ARGS", ARGUMENTS), "" if before.startswith("<") else before.strip()
+    is_example = name == "hermes" and said
+    assert wherever_it_is_cut(name, text) == ((text, []) if is_example else (said, [("f", ARGUMENTS)]))
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_fence_in_prose_is_no_call_where_calls_have_marks(name: str) -> None:
+    example = '```json\n{"name": "f", "arguments": {}}\n```'
+    call = TOOL_CALL_FORMATS[name].write(("f", ARGUMENTS))
+    text = f"A call looks so:\n{example}\nSo I do it.\n"
+    assert wherever_it_is_cut(name, text) == (text, [])
+    assert wherever_it_is_cut(name, text + call) == (text.rstrip(), [("f", ARGUMENTS)])
+    assert wherever_it_is_cut(name, f"{example}\n{example}") == ("", [("f", "{}")] * 2)
 
 
 @pytest.mark.parametrize("name", ["json", "hermes"])

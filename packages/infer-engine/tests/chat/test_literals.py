@@ -329,6 +329,9 @@ def test_a_value_is_one_that_the_schema_allows(
         ({"format": "uri"}, "https://example.org/", True),
         ({"pattern": "^(north|south)$", "maxLength": 9}, "east", False),
         ({"pattern": "^(north|south)$", "maxLength": 9}, "south", True),
+        ({"pattern": "^[$]+$"}, "$$", True),
+        ({"pattern": "^[$]+$"}, "5", False),
+        ({"pattern": "^[^^|\\]]+$"}, "a]", False),
     ],
 )
 @BY_NAME

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from infer_engine.chat.answer_parts import AnswerParts
 from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
-from infer_engine.chat.arguments.readers import ArgumentReader, argument_reader
+from infer_engine.chat.arguments.readers import argument_reader
 from infer_engine.chat.arguments_first import ArgumentsFirst
 from infer_engine.chat.call_marks import (
     FENCE,
@@ -112,9 +112,7 @@ class AnswerParser:
         self._is_fenced = False
         self._json = JsonObjectReader()
         self._arguments_first = ArgumentsFirst(tool_names, strict_names)
-        self._arguments: ArgumentReader | None = None
-        if tool_call_format is not None:
-            self._arguments = argument_reader(tool_call_format, parameter_types)
+        self._arguments = None if tool_call_format is None else argument_reader(tool_call_format, parameter_types)
         self.is_reasoning = False
         self.callee: str | None = None
         self.call_number = 0
@@ -168,7 +166,7 @@ class AnswerParser:
         if self._step == self._read_next_head:
             begin = self._calls.begin
         elif self._step != self._read_first_head:
-            starts = self._calls.triggers
+            starts = self._triggers
             if self._step != self._read_answer and not self._calls.format.is_anywhere:
                 starts += (self._calls.format.trigger[0],)
             position = min((at for each in starts if (at := text.find(each)) >= 0), default=-1)
@@ -269,33 +267,33 @@ class AnswerParser:
         self._step = self._read_first_head
         return start
 
-    def _marks(self) -> list[str]:
-        """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
-        ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
-        return ends + ([] if self._calls is None else [*self._calls.triggers])
+    @property
+    def _triggers(self) -> tuple[str, ...]:
+        """The texts in content with which a call may begin."""
+        if self._calls is None:
+            return ()
+        return self._calls.later_triggers if self._parts.has_content else self._calls.triggers
 
     def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
         if self._content_marks is None:
-            self._content_marks = TextMarks(self._marks())
+            ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
+            self._content_marks = TextMarks(ends + ([] if self._calls is None else [*self._calls.triggers]))
         found, start = self._content_marks.find(text, position)
         if found is None:
             return self._put_all(ContentDelta, text, position, start)
         before = text[start - 1] if start else self._before_mark
         self._parts.put(ContentDelta, text[position:start])
-        if self._calls is not None and found[0] in self._calls.triggers:
+        if found[0] in self._triggers:
             self._step = self._read_first_head
             return start
-        if before in _QUOTES:
+        if before in _QUOTES or found[0] == FENCE:
             self._parts.put(ContentDelta, found[0])
         else:
-            self._end_reasoning_without_beginning()
+            self._parts.append(ContentWasReasoning())
+            self._stop_seeking()
+            self._end_reasoning(self._read_beginning)
         return found.end()
-
-    def _end_reasoning_without_beginning(self) -> None:
-        self._parts.append(ContentWasReasoning())
-        self._stop_seeking()
-        self._end_reasoning(self._read_beginning)
 
     def _stop_seeking(self) -> None:
         self._seeks_end = False
