@@ -161,6 +161,14 @@ class CallMarks:
             return _MORE_HEAD
         return _NO_HEAD if begun == NO else Head(MORE if begun == MORE else end, name, mark_end)
 
+    def trigger_at(self, text: str, position: int) -> str:
+        """Return the trigger at `position`; empty if there is none."""
+        return next((each for each in self.triggers if text.startswith(each, position)), "")
+
+    def match_call_end(self, text: str, position: int) -> int:
+        """Return where the mark behind a call ends, of which models leave parts out; `MORE` if it may go on."""
+        return match_any_of(text, position, self.call_end)
+
     def match_end(self, text: str, position: int, *, is_fenced: bool) -> int:
         """Return where the mark behind all calls ends, of which models leave parts out; `NO` if there is none."""
         ends = [match_any_of(text, position, each) for each in (*self._ends, *(_FENCE_ENDS if is_fenced else ()))]
