@@ -72,11 +72,37 @@ def test_calls_with_arguments_first_follow_others_and_text() -> None:
         '<tool_call>\n{"arguments": [1], "name": "f"}\n</tool_call>',
         '<tool_call>\n{"arguments": {"a": 1}, "na',
         '<tool_call>\n{"arguments": {"a": ',
+        '<tool_call>\n{"arguments": {"a": \\"b"}, "name": "f"}\n</tool_call>',
         '{"arguments": {"a": 1}, "name": "f"}',
     ],
 )
 def test_arguments_that_nobody_is_called_with_are_content(text: str) -> None:
     assert wherever_it_is_cut("hermes", text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "begun"),
+    [
+        ("hermes", '```json\n{"parameters": {"a": "it'),
+        ("hermes", '<tool_call>\n{"arguments": {"a": 1,\n'),
+        ("mistral", '[TOOL_CALLS] [{"arguments": {"a": "it'),
+        ("jamba", '<tool_calls>[{"arguments": {"a": [1], '),
+        ("json", '{"arguments": {"a": [1], \n```json\n'),
+    ],
+)
+def test_arguments_without_an_end_do_not_hold_back_a_call(name: str, begun: str) -> None:
+    call = TOOL_CALL_FORMATS[name].write(("f", ARGUMENTS)) if name != "json" else '{"name": "f", "arguments": {}}'
+    content, calls = wherever_it_is_cut(name, f"{begun}\n{call}")
+    assert (content, [tool for tool, _ in calls]) == (begun.removesuffix("```json\n").rstrip(), ["f"])
+
+
+@pytest.mark.parametrize(
+    "begun", ['<tool_call>\n{"arguments": {"a": 1,\nno', '```\n{"arguments": {"a": "' + "a " * 2**17]
+)
+def test_text_is_not_held_back_for_a_call_that_it_cannot_be(begun: str) -> None:
+    reader = AnswerParser(tool_call_format=TOOL_CALL_FORMATS["hermes"], tool_names=("f",))
+    said = "".join(each.text for each in reader.add(f"{begun} more") if isinstance(each, ContentDelta))
+    assert said == f"{begun} more"
 
 
 def test_a_strict_tool_is_not_called_with_arguments_that_nothing_held() -> None:
@@ -94,11 +120,22 @@ def test_a_strict_tool_is_not_called_with_arguments_that_nothing_held() -> None:
         '```json\n{"arguments": ARGS, "name": "f"}\n```',
     ],
 )
-@pytest.mark.parametrize("before", ["", "I look it up:"])
+@pytest.mark.parametrize("before", ["", "\n", "<think>```json</think>\n", "I look it up:\n"])
 def test_a_call_that_is_json_may_be_in_a_fence(name: str, text: str, before: str) -> None:
     # jundot/omlx#2565, openclaw/openclaw#53344: models that were not trained on another form write it so
-    text = f"{before}\n{text}" if before else text
-    assert wherever_it_is_cut(name, text.replace("ARGS", ARGUMENTS)) == (before, [("f", ARGUMENTS)])
+    text, said = before + text.replace("ARGS", ARGUMENTS), "" if before.startswith("<") else before.strip()
+    is_example = name == "hermes" and said
+    assert wherever_it_is_cut(name, text) == ((text, []) if is_example else (said, [("f", ARGUMENTS)]))
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_fence_in_prose_is_no_call_where_calls_have_marks(name: str) -> None:
+    example = '```json\n{"name": "f", "arguments": {}}\n```'
+    call = TOOL_CALL_FORMATS[name].write(("f", ARGUMENTS))
+    text = f"A call looks so:\n{example}\nSo I do it.\n"
+    assert wherever_it_is_cut(name, text) == (text, [])
+    assert wherever_it_is_cut(name, text + call) == (text.rstrip(), [("f", ARGUMENTS)])
+    assert wherever_it_is_cut(name, f"{example}\n{example}") == ("", [("f", "{}")] * 2)
 
 
 @pytest.mark.parametrize("name", ["json", "hermes"])

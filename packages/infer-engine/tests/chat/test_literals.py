@@ -324,9 +324,14 @@ def test_a_value_is_one_that_the_schema_allows(
         ({"format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000", True),
         ({"format": "uuid"}, "123e4567", False),
         ({"format": "date"}, "2026-02-28", True),
+        ({"format": "email"}, "ann.lee@example.org", True),
+        ({"format": "email"}, "ann", False),
         ({"format": "uri"}, "https://example.org/", True),
         ({"pattern": "^(north|south)$", "maxLength": 9}, "east", False),
         ({"pattern": "^(north|south)$", "maxLength": 9}, "south", True),
+        ({"pattern": "^[$]+$"}, "$$", True),
+        ({"pattern": "^[$]+$"}, "5", False),
+        ({"pattern": "^[^^|\\]]+$"}, "a]", False),
     ],
 )
 @BY_NAME

@@ -274,6 +274,7 @@ def test_fields_that_change_no_token_are_passed_over(method: str, fields: dict[s
         ("revision", "main"),
         ("rejection_sample_method", "synthetic"),
         ("acceptance_method", "typical_acceptance_sampler"),
+        ("acceptance_method", 5),
         ("max_model_len", "2k"),
         ("nothing", 1),
     ],

@@ -24,6 +24,11 @@ class AnswerParts:
         self._passed = ""  # that between it and a call
         self._kinds_so_far: set[type[ReasoningDelta | ContentDelta]] = set()
 
+    @property
+    def has_content(self) -> bool:
+        """Whether there has been content but white space."""
+        return ContentDelta in self._kinds_so_far
+
     def take(self) -> list[AnswerDelta]:
         """Return what has come since the last call."""
         deltas, self._deltas = self._deltas, []

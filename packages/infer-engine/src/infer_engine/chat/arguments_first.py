@@ -1,6 +1,7 @@
 """`ArgumentsFirst`: reads a call that is JSON and has its arguments before its name, as Hermes 2 Pro was trained to do.
 
-Nothing says whose arguments they are before they have ended: they are held back, and no grammar holds them.
+Nothing says whose arguments they are before they have ended: they are held back, and no grammar holds them. So that
+what is no call is not held back for long, they must be JSON, and of at most `MAX_CHARACTERS`.
 """
 
 from collections.abc import Collection
@@ -8,6 +9,8 @@ from collections.abc import Collection
 from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
 from infer_engine.chat.call_marks import MAX_NAME_CHARACTERS, MORE, NO, match, skip_blanks
 
+MAX_CHARACTERS = 2**17
+"""The most of arguments that is held back."""
 _BEFORE_NAME = (",", '"name"', ":", '"')
 
 
@@ -16,10 +19,10 @@ class ArgumentsFirst:
 
     Attributes:
         name: name of the tool; empty until it is known.
-        arguments: its arguments as JSON; where a call is not whole, what there is of them.
+        is_whole: whether its arguments have ended.
     """
 
-    __slots__ = ("_head", "_is_whole", "_names", "_object", "_other_names", "_pieces", "name")
+    __slots__ = ("_head", "_names", "_num_held", "_object", "_other_names", "_pieces", "is_whole", "name")
 
     def __init__(self, names: Collection[str] | None, other_names: Collection[str]) -> None:
         """Read calls of `names`, None: of any, but not of `other_names`."""
@@ -31,9 +34,10 @@ class ArgumentsFirst:
         """Begin with the arguments of a call, which `head` is before."""
         self.name = ""
         self._head = head
-        self._object = JsonObjectReader()
+        self._object = JsonObjectReader(is_exact=True)
         self._pieces: list[str] = []
-        self._is_whole = False
+        self._num_held = 0
+        self.is_whole = False
 
     @property
     def arguments(self) -> str:
@@ -52,15 +56,20 @@ class ArgumentsFirst:
             Where it left off. And `MORE`: the rest must come again, with more text; `NO`: it is no call; else where
             the call goes on after its name.
         """
-        if not self._is_whole:
+        if not self.is_whole:
             start = position if self._pieces else skip_blanks(text, position)
             if start == len(text) or (text[start] != "{" and not self._pieces):
                 return position, MORE if start == len(text) else NO
             end = self._object.read(text, position)
-            self._pieces.append(text[position : len(text) if end < 0 else end])
+            piece = text[position : len(text) if end < 0 else end]
+            self._pieces.append(piece)
+            self._num_held += len(piece)
+            position += len(piece)
+            if self._object.is_broken or self._num_held > MAX_CHARACTERS:
+                return position, NO
             if end < 0:
-                return len(text), MORE
-            self._is_whole, position = True, end
+                return position, MORE
+            self.is_whole = True
         start = match(text, skip_blanks(text, position), _BEFORE_NAME)
         if start < 0:
             return position, start

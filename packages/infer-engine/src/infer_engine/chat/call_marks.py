@@ -2,7 +2,8 @@
 
 In formats whose calls are JSON, models write what means the same: other white space, `parameters` for `arguments` or
 the other way round, a first member `"type": "function"`, a Markdown fence around the call, and the arguments before the
-name (`ArgumentsFirst`). A name without quotes may be on a line of its own.
+name (`ArgumentsFirst`). A name without quotes may be on a line of its own. Where a format has marks of its own, a fence
+after other content is an example.
 """
 
 import re
@@ -90,6 +91,7 @@ class CallMarks:
         "first_arguments_first",
         "first_begin",
         "format",
+        "later_triggers",
         "separator",
         "triggers",
     )
@@ -105,7 +107,9 @@ class CallMarks:
         self.first_begin: _Marks = [*([*mark, *each] for mark in outer for each in self.begin), *fenced]
         self.arguments_first: _Marks = _with_arguments_first(self.begin)
         self.first_arguments_first: _Marks = _with_arguments_first(self.first_begin)
-        self.triggers = (*(call_format.triggers if call_format.is_anywhere else ()), *([FENCE] if fenced else ()))
+        own_triggers = call_format.triggers if call_format.is_anywhere else ()
+        self.triggers = (*own_triggers, *([FENCE] if fenced else ()))
+        self.later_triggers = own_triggers or self.triggers
         self._argument_marks: Sequence[str] = ("{",)
         if call_format.literals is not None:
             self._argument_marks = ("",)  # a name, or the end
@@ -156,6 +160,14 @@ class CallMarks:
         if begun == MORE and text[name_end] in " \t" and mark_end == name_end:  # as in prose
             return _MORE_HEAD
         return _NO_HEAD if begun == NO else Head(MORE if begun == MORE else end, name, mark_end)
+
+    def trigger_at(self, text: str, position: int) -> str:
+        """Return the trigger at `position`; empty if there is none."""
+        return next((each for each in self.triggers if text.startswith(each, position)), "")
+
+    def match_call_end(self, text: str, position: int) -> int:
+        """Return where the mark behind a call ends, of which models leave parts out; `MORE` if it may go on."""
+        return match_any_of(text, position, self.call_end)
 
     def match_end(self, text: str, position: int, *, is_fenced: bool) -> int:
         """Return where the mark behind all calls ends, of which models leave parts out; `NO` if there is none."""

@@ -12,19 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from infer_engine.chat.answer_parts import AnswerParts
 from infer_engine.chat.arguments.json_object_reader import JsonObjectReader
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
-from infer_engine.chat.arguments.readers import ArgumentReader, argument_reader
+from infer_engine.chat.arguments.readers import argument_reader
 from infer_engine.chat.arguments_first import ArgumentsFirst
-from infer_engine.chat.call_marks import (
-    FENCE,
-    MORE,
-    NO,
-    CallMarks,
-    TextMarks,
-    match,
-    match_any_of,
-    match_one_of,
-    skip_blanks,
-)
+from infer_engine.chat.call_marks import FENCE, MORE, NO, CallMarks, TextMarks, match, match_one_of, skip_blanks
 from infer_engine.chat.drafted_calls import DraftedCalls
 from infer_engine.protocol import AnswerDelta, ContentDelta, ContentWasReasoning, ReasoningDelta, ToolCallDelta
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
@@ -32,8 +22,9 @@ from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 _QUOTES = frozenset("`'\"\u201c\u2018")
 """Before the end of a thought they say that it is only mentioned."""
 
+_AGAIN = -1  # with what is held, from its beginning
 _Step = Callable[[str, int], int]
-"""Reads text from a position on; returns where the next step goes on. What it cannot tell yet it holds back."""
+"""Reads text from a position on; returns where the next step goes on, or `_AGAIN`. It holds back what is not known."""
 
 
 class AnswerParser:
@@ -112,9 +103,7 @@ class AnswerParser:
         self._is_fenced = False
         self._json = JsonObjectReader()
         self._arguments_first = ArgumentsFirst(tool_names, strict_names)
-        self._arguments: ArgumentReader | None = None
-        if tool_call_format is not None:
-            self._arguments = argument_reader(tool_call_format, parameter_types)
+        self._arguments = None if tool_call_format is None else argument_reader(tool_call_format, parameter_types)
         self.is_reasoning = False
         self.callee: str | None = None
         self.call_number = 0
@@ -138,20 +127,25 @@ class AnswerParser:
 
     def add(self, text: str) -> list[AnswerDelta]:
         """Take the next piece of text; return what it settles, in order."""
-        text, self._held = self._held + text, ""
-        position = 0
+        self._read(self._held + text)
+        return self._parts.take()
+
+    def _read(self, text: str) -> None:
+        position, self._held = 0, ""
         while position < len(text):
             position = self._step(text, position)
-        return self._parts.take()
+            if position == _AGAIN:
+                text, position, self._held = self._held, 0, ""
 
     def finish(self) -> list[AnswerDelta]:
         """Return what was held back: no more text comes."""
+        while self._step == self._read_arguments_first:
+            self._give_up_arguments_first(self._held)
+            self._read(self._held)
         held, self._held = self._held, ""
         is_in_mark = self._step == self._read_call_end or (
             self._step == self._read_after_call and self._end_of_calls(held, 0) == MORE
         )
-        if self._step == self._read_arguments_first:
-            held = self._arguments_first.text + held
         if self.is_reasoning:
             self._parts.put(ReasoningDelta, held)
         elif not is_in_mark and self._step != self._read_arguments:
@@ -168,7 +162,7 @@ class AnswerParser:
         if self._step == self._read_next_head:
             begin = self._calls.begin
         elif self._step != self._read_first_head:
-            starts = self._calls.triggers
+            starts = self._triggers
             if self._step != self._read_answer and not self._calls.format.is_anywhere:
                 starts += (self._calls.format.trigger[0],)
             position = min((at for each in starts if (at := text.find(each)) >= 0), default=-1)
@@ -192,25 +186,23 @@ class AnswerParser:
     def _read_beginning(self, text: str, position: int) -> int:
         """Read where reasoning may begin: at the beginning of an answer, and after other reasoning."""
         assert self._reasoning is not None
-        begin = self._reasoning.begin
-        start = skip_blanks(text, position)
-        if text.startswith(begin, start):
-            self._begin_reasoning()
-            return start + len(begin)
-        if begin.startswith(text[start : start + len(begin)]):
+        end = match(text, skip_blanks(text, position), [self._reasoning.begin])
+        if end == MORE:
             return self._hold(text, position)
-        self._begin_answer()
-        return position
+        if end == NO:
+            self._begin_answer()
+            return position
+        self._begin_reasoning()
+        return end
 
     def _read_beginning_of_reasoning(self, text: str, position: int) -> int:
         """Pass over a second mark: models write it where the prompt has written it before."""
         assert self._reasoning is not None
-        begin = self._reasoning.begin
-        start = skip_blanks(text, position)
-        if begin != text[start : start + len(begin)] and begin.startswith(text[start : start + len(begin)]):
+        end = match(text, skip_blanks(text, position), [self._reasoning.begin])
+        if end == MORE:
             return self._hold(text, position)
         self._step = self._read_reasoning
-        return start + len(begin) if text.startswith(begin, start) else position
+        return position if end == NO else end
 
     def _read_reasoning(self, text: str, position: int) -> int:
         assert self._reasoning is not None
@@ -233,9 +225,8 @@ class AnswerParser:
             return position
         if head.end == MORE:
             return self._hold(text, position)
-        end = position + len(trigger)
-        self._parts.put(ReasoningDelta, text[position:end])
-        return end
+        self._parts.put(ReasoningDelta, trigger)
+        return position + len(trigger)
 
     def _end_reasoning(self, step: _Step) -> None:
         self._parts.end_part()
@@ -269,33 +260,33 @@ class AnswerParser:
         self._step = self._read_first_head
         return start
 
-    def _marks(self) -> list[str]:
-        """Return the texts that mean something in content: the end of reasoning, and of some formats the call's."""
-        ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
-        return ends + ([] if self._calls is None else [*self._calls.triggers])
+    @property
+    def _triggers(self) -> tuple[str, ...]:
+        """The texts in content with which a call may begin."""
+        if self._calls is None:
+            return ()
+        return self._calls.later_triggers if self._parts.has_content else self._calls.triggers
 
     def _read_answer(self, text: str, position: int) -> int:
         """Read content up to the first call."""
         if self._content_marks is None:
-            self._content_marks = TextMarks(self._marks())
+            ends = [self._reasoning.end] if self._seeks_end and self._reasoning is not None else []
+            self._content_marks = TextMarks(ends + ([] if self._calls is None else [*self._calls.triggers]))
         found, start = self._content_marks.find(text, position)
         if found is None:
             return self._put_all(ContentDelta, text, position, start)
         before = text[start - 1] if start else self._before_mark
         self._parts.put(ContentDelta, text[position:start])
-        if self._calls is not None and found[0] in self._calls.triggers:
+        if found[0] in self._triggers:
             self._step = self._read_first_head
             return start
-        if before in _QUOTES:
+        if before in _QUOTES or found[0] == FENCE:
             self._parts.put(ContentDelta, found[0])
         else:
-            self._end_reasoning_without_beginning()
+            self._parts.append(ContentWasReasoning())
+            self._stop_seeking()
+            self._end_reasoning(self._read_beginning)
         return found.end()
-
-    def _end_reasoning_without_beginning(self) -> None:
-        self._parts.append(ContentWasReasoning())
-        self._stop_seeking()
-        self._end_reasoning(self._read_beginning)
 
     def _stop_seeking(self) -> None:
         self._seeks_end = False
@@ -332,11 +323,10 @@ class AnswerParser:
                 self._arguments_first.begin(text[position:start])
                 self._step = self._read_arguments_first
                 return start
-            found = (each for each in self._calls.triggers if text.startswith(each, position))
-            end = position + len(next(found, ""))
-            self._parts.put(ContentDelta, text[position:end])
+            trigger = self._calls.trigger_at(text, position)
+            self._parts.put(ContentDelta, trigger)
             self._step = self._read_answer
-            return end
+            return position + len(trigger)
         self._begin_call(head.name)
         assert self._arguments is not None
         self._arguments.begin(head.name)
@@ -356,13 +346,21 @@ class AnswerParser:
         if end == MORE:
             return self._hold(text, position) if position < len(text) else position
         if end == NO:
-            self._parts.put(ContentDelta, self._arguments_first.text)
-            self._step = self._read_answer
-            return position
+            return self._give_up_arguments_first(text[position:])
         self._begin_call(self._arguments_first.name)
         self._put_arguments(self._arguments_first.arguments)
         self._step = self._read_call_end
         return end
+
+    def _give_up_arguments_first(self, rest: str) -> int:
+        """Let `rest` be read; where the arguments have no end, there may be a call in them too."""
+        assert self._calls is not None
+        text = self._arguments_first.text
+        content = text if self._arguments_first.is_whole else self._calls.trigger_at(text, 0)
+        self._parts.put(ContentDelta, content)
+        self._step = self._read_answer
+        self._held = text[len(content) :] + rest
+        return _AGAIN
 
     def _read_arguments(self, text: str, start: int) -> int:
         """Read arguments, of which the beginning may have been read."""
@@ -387,7 +385,7 @@ class AnswerParser:
             self._json.begin_inside()
             self._step = self._read_more_members
             return start + 1
-        end = match_any_of(text, start, self._calls.call_end)
+        end = self._calls.match_call_end(text, start)
         if end == MORE:
             return self._hold(text, position)
         self._end_call()
@@ -410,7 +408,6 @@ class AnswerParser:
     def _read_after_call(self, text: str, position: int) -> int:
         """Read what follows a call: another one, the end of all, or text."""
         assert self._calls is not None
-        marks = self._calls
         start, position = position, skip_blanks(text, position)
         self._parts.pass_over(text[start:position])
         if position == len(text) or text[position].isspace():  # white space between calls has no meaning
@@ -418,10 +415,10 @@ class AnswerParser:
         end = self._end_of_calls(text, position)
         if end == MORE:
             return self._hold(text, position)
-        after_separator = match(text, position, marks.separator)
+        after_separator = match(text, position, self._calls.separator)
         if end == NO and after_separator >= 0:
             after_separator = skip_blanks(text, after_separator)
-            next_call = match_one_of(text, after_separator, marks.begin)
+            next_call = match_one_of(text, after_separator, self._calls.begin)
             if next_call == MORE or after_separator == len(text):
                 return self._hold(text, position)
             if next_call != NO:

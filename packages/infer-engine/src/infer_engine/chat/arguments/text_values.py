@@ -9,6 +9,7 @@ from llguidance import regex_to_lark
 from infer_engine.chat.arguments.marks import ANY_TEXT
 from infer_engine.chat.arguments.parameter_types import TEXT, resolved, types_of
 from infer_engine.structured.grammar_text import escaped
+from infer_engine.structured.json_schema.formats import IPV4
 
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprecated", "$schema", "$defs"))
 OF_TEXTS = frozenset(("pattern", "minLength", "maxLength", "format"))
@@ -21,15 +22,12 @@ _OF_OTHERS = frozenset(
     )
 )
 
-_HEX, _BYTE = "[0-9a-fA-F]", "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9\\-]{0,61}[a-zA-Z0-9])?"
-_FORMATS = {
-    "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
-    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
-    "email": rf"[a-zA-Z0-9_+\-]{{1,32}}(\.[a-zA-Z0-9_+\-]{{1,15}}){{0,2}}@{_LABEL}(\.{_LABEL}){{1,3}}",
-}
-"""Patterns of texts that have a format; RFC 3339's are patterns already when a schema has been read."""
+_HEX = "[0-9a-fA-F]"
+_FORMATS = {"uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}", "ipv4": IPV4}
+"""Patterns of texts that have a format; of other formats, a schema that has been read has the patterns."""
 
+_ESCAPE_OR_LIST = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]")
+"""An escaped character of a pattern, or a list of characters."""
 _MAX_HOPS = 16
 
 
@@ -77,7 +75,7 @@ def _of_pattern(pattern: str) -> str | None:
     """Return the pattern of whole texts that `pattern` is found in; None if its `^` and `$` are not at its two ends."""
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     body = pattern[begins : len(pattern) - ends]
-    others = re.sub(r"\[\^|\\[$^]", "", body)
+    others = _ESCAPE_OR_LIST.sub("", body)
     if "^" in others or "$" in others or ((begins or ends) and "|" in _outside_of_groups(body)):
         return None
     inner = regex_to_lark(body, "d")

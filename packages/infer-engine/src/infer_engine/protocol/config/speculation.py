@@ -51,7 +51,7 @@ def _is_switch(value: object) -> bool:
 
 _WITHOUT_EFFECT: Mapping[str, Callable[[object], bool]] = MappingProxyType(
     {
-        "acceptance_method": "rejection_sampler".__eq__,
+        "acceptance_method": lambda value: value == "rejection_sampler",
         "attention_backend": lambda value: isinstance(value, str),
         "disable_by_batch_size": _is_count,
         "disable_padded_drafter_batch": _is_switch,

@@ -14,9 +14,9 @@ _HOURS_MINUTES = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOURS_MINUTES}:[0-5][0-9](?:\.[0-9]{{1,24}})?(?:[Zz]|[+-]{_HOURS_MINUTES})"
 
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = r"[0-9a-fA-F]{1,4}"
-_LAST_GROUPS = rf"(?:{_GROUP}:{_GROUP}|{_IPV4})"
+_LAST_GROUPS = rf"(?:{_GROUP}:{_GROUP}|{IPV4})"
 _AFTER_THE_GAP = (*(rf"(?:{_GROUP}:){{{number}}}{_LAST_GROUPS}" for number in range(5, -1, -1)), _GROUP, "")
 _WITH_A_GAP = (
     rf"(?:(?:{_GROUP}:){{0,{most_before - 1}}}{_GROUP})?::{after}" if most_before else f"::{after}"
@@ -34,7 +34,7 @@ _MAX_HOSTNAME = 253
 _WORD = r"[a-zA-Z0-9!#$%&'*+/=?\^_`{|}~-]+"
 _QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
 _DOMAIN = rf"{_SIGN}(?:{_SIGN_OR_HYPHEN}*{_SIGN})?"
-_EMAIL = rf"(?:{_WORD}(?:\.{_WORD})*|{_QUOTED})@(?:{_DOMAIN}(?:\.{_DOMAIN})*|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
+_EMAIL = rf"(?:{_WORD}(?:\.{_WORD})*|{_QUOTED})@(?:{_DOMAIN}(?:\.{_DOMAIN})*|\[(?:{IPV4}|IPv6:{_IPV6})\])"
 
 
 def _hostname(label: str) -> dict[str, Any]:
