@@ -10,11 +10,17 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.frontend.async_engine import AsyncEngine
+from infer_engine.frontend.input_processor import InputLimits, InputProcessor
+from infer_engine.ipc.thread_client import ThreadCoreClient
+from infer_engine.messages import Submit
+from infer_engine.protocol import GenerateRequest, InvalidRequestError, SamplingParams, StructuredOutputs
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.structured.sandbox import MAX_GROWTH_BYTES, GrammarSandbox, SandboxSetup
 from infer_engine.structured.sandbox_queue import SandboxQueue
+from infer_engine.testing.cores import INFO, MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, read
+from infer_models.text import dummy_tokenizer
 
 GOOD = to_grammar_text(StructuredOutputs(choice=("yes", "no")))
 ANOTHER = to_grammar_text(StructuredOutputs(choice=("another",)))
@@ -41,9 +47,34 @@ def worker_of(sandbox: GrammarSandbox) -> psutil.Process:
 
 def test_a_good_grammar_passes_and_is_remembered(sandbox: GrammarSandbox) -> None:
     sandbox.check(GOOD)
-    assert sandbox.has_passed(GOOD)
+    assert sandbox.passed_as(GOOD) == GOOD
     worker_of(sandbox).kill()
     sandbox.check(GOOD)  # asks nobody
+
+
+NAMES = {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False}
+WIDER = to_grammar_text(StructuredOutputs(json=NAMES, strict=False))
+REFUSED_BY_THE_LIBRARY = StructuredOutputs(json=NAMES | {"maxProperties": 2}, strict=False)
+
+
+def test_a_schema_that_the_library_refuses_passes_as_a_wider_one(sandbox: GrammarSandbox) -> None:
+    assert sandbox.check(to_grammar_text(REFUSED_BY_THE_LIBRARY)) == WIDER
+    assert sandbox.check(WIDER) == WIDER
+
+
+async def test_the_core_gets_the_grammar_that_has_passed(sandbox: GrammarSandbox) -> None:
+    core = ScriptedCore()
+    limits = InputLimits(vocab_size=VOCAB_SIZE, max_seq_len=MAX_SEQ_LEN)
+    inputs = InputProcessor(dummy_tokenizer(VOCAB_SIZE), limits)
+    engine = AsyncEngine(
+        ThreadCoreClient(core), inputs, info=INFO, stats=core.stats, max_waiting_requests=9, sandbox=sandbox
+    )
+    shapes = (REFUSED_BY_THE_LIBRARY, None)
+    params = [SamplingParams(max_tokens=1, structured_outputs=each) for each in shapes]
+    for stream in await engine.submit([GenerateRequest(prompt=[1], params=each) for each in params]):
+        await read(stream)
+    assert [each.grammar for each in core.messages if isinstance(each, Submit)] == [WIDER, None]
+    await engine.close()
 
 
 @pytest.mark.parametrize("grammar", ["start: (", '{"grammars": 3}', "start: %json {", "\x00", "start: /(?=a)b/"])
@@ -51,7 +82,7 @@ def test_what_is_no_grammar_is_refused_with_its_reason(sandbox: GrammarSandbox, 
     with pytest.raises(GrammarError) as error:
         sandbox.check(grammar)
     assert str(error.value)
-    assert not sandbox.has_passed(grammar)
+    assert sandbox.passed_as(grammar) is None
 
 
 @pytest.mark.covers("structured-tools-agents/hostile-grammars")
@@ -128,11 +159,12 @@ class _HeldSandbox(GrammarSandbox):
         self.tried: list[str] = []
         self.permits = threading.Semaphore(0)
 
-    def check(self, grammar: str) -> None:
+    def check(self, grammar: str) -> str:
         assert self.permits.acquire(timeout=20)
         self.tried.append(grammar)
         if grammar.startswith("bad"):
             raise GrammarError("it is bad")
+        return grammar
 
 
 async def test_tenants_take_turns() -> None:

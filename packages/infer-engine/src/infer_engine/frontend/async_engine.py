@@ -12,8 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar, TypeVarTuple
+
+from msgspec import structs
 
 from infer_engine.frontend.input_processor import InputProcessor, ProcessedInput, grammars_of, prompt_characters
 from infer_engine.frontend.streams import QueuedStream
@@ -125,7 +128,7 @@ class AsyncEngine:
         self._num_tokenizing += num_sequences
         try:
             processed = await self._process_inputs(requests)
-            await self._try_grammars(processed, tenant=requests[0].tenant if requests else None)
+            processed = await self._with_grammars_tried(processed, tenant=requests[0].tenant if requests else None)
         finally:
             self._num_tokenizing -= num_sequences
         self._check_open()  # the engine may have been closed while the request was tokenized
@@ -259,10 +262,18 @@ class AsyncEngine:
         ]
         return [sequence for sequences in await self._tokenizer_pool.run(calls) for sequence in sequences]
 
-    async def _try_grammars(self, processed: Sequence[ProcessedInput], *, tenant: str | None) -> None:
-        if self._sandbox is not None:
-            for grammar in grammars_of(processed):
-                await self._sandbox.check(grammar, tenant=tenant)
+    async def _with_grammars_tried(
+        self, processed: list[ProcessedInput], *, tenant: str | None
+    ) -> list[ProcessedInput]:
+        """Return these sequences with the grammars that were found good in place of theirs."""
+        grammars = grammars_of(processed)
+        if self._sandbox is None or not grammars:
+            return processed
+        passed: dict[str | None, str] = {each: await self._sandbox.check(each, tenant=tenant) for each in grammars}
+        return [
+            replace(each, submission=structs.replace(each.submission, grammar=passed.get(each.submission.grammar)))
+            for each in processed
+        ]
 
     async def _tokenize_one(self, size: int, call: Callable[[], _T]) -> _T:
         """Run `call` in the tokenizer pool; it counts against the queue limit as a request does."""

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from infer_engine.structured.errors import GrammarError, describe
 from infer_engine.structured.json_schema.refusals import without_refusals
@@ -136,6 +136,11 @@ class Vocabulary:
         return []
 
 
+class _Compiled(NamedTuple):
+    text: str
+    matcher: "LLMatcher"
+
+
 class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from several threads, which wait for one another."""
 
@@ -143,21 +148,23 @@ class GrammarCompiler:
         """Call `make_vocabulary` when the first grammar comes: it takes up to a second, and memory."""
         self._make_vocabulary = make_vocabulary
         self._vocabulary: Vocabulary | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def has(self, grammar: str) -> bool:
         """Return whether `grammar` is compiled."""
         return grammar in self._kept
 
-    def compile(self, grammar: str) -> None:
+    def compile(self, grammar: str) -> str:
         """Compile `grammar` and keep it, in place of the one that has not been used for longest.
+
+        Returns its text, with wider schemas where the library takes no other.
 
         Raises:
             GrammarError: it is no grammar, or needs more than its limits.
         """
         with self._lock:
-            self._compile(grammar)
+            return self._compile(grammar).text
 
     @property
     def has_vocabulary(self) -> bool:
@@ -178,7 +185,7 @@ class GrammarCompiler:
         from infer_engine.structured.constraint import TokenConstraint  # noqa: PLC0415 - imports numpy: only when used
 
         with self._lock:
-            matcher = self._compile(grammar)
+            matcher = self._compile(grammar).matcher
             assert self._vocabulary is not None
             return TokenConstraint(matcher.deep_copy(), self._vocabulary)
 
@@ -189,18 +196,20 @@ class GrammarCompiler:
             GrammarError: as in `compile`.
         """
         with self._lock:
-            matcher = self._compile(grammar)
+            matcher = self._compile(grammar).matcher
             assert self._vocabulary is not None
             return matcher, self._vocabulary
 
-    def _compile(self, grammar: str) -> "LLMatcher":
+    def _compile(self, grammar: str) -> _Compiled:
         if grammar in self._kept:
             self._kept.move_to_end(grammar)
             return self._kept[grammar]
+        text = grammar
         try:
-            matcher = self._make_matcher(grammar)
+            matcher = self._make_matcher(text)
             if matcher.is_error():
-                matcher = self._make_matcher(without_refusals(grammar, self._complaint))
+                text = without_refusals(grammar, self._complaint)
+                matcher = self._make_matcher(text)
         except (KeyboardInterrupt, SystemExit, GrammarError):
             raise
         except BaseException as error:  # a panic in the Rust library is not an `Exception`
@@ -208,10 +217,10 @@ class GrammarCompiler:
             raise GrammarError("the grammar library fails on it; the log says why") from error
         if matcher.is_error():
             raise GrammarError(describe(matcher.get_error()) or "it is not possible")
-        self._kept[grammar] = matcher
+        compiled = self._kept[grammar] = _Compiled(text, matcher)
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-        return matcher
+        return compiled
 
     def _complaint(self, grammar: str) -> str:
         """Return why the library does not take `grammar`, before it builds what depends on the vocabulary."""

@@ -37,9 +37,10 @@ class SandboxSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a grammar: `error` says why it is refused; None: it may be used."""
+    """What became of a grammar: `error` says why it is refused; None: it may be used, or `wider` in its place."""
 
     error: str | None
+    wider: str | None = None
 
 
 class GrammarSandbox:
@@ -49,7 +50,7 @@ class GrammarSandbox:
         """Start the process, with `make_setup()`, when the first grammar comes."""
         self._make_setup = make_setup
         self._lock = threading.Lock()
-        self._passed: OrderedDict[str, None] = OrderedDict()
+        self._passed: OrderedDict[str, str] = OrderedDict()
         self._process: ChildProcess | None = None
         self._is_closed = False
 
@@ -58,12 +59,14 @@ class GrammarSandbox:
         """The id of the process, or None before the first grammar and after the end."""
         return None if self._process is None else self._process.pid
 
-    def has_passed(self, grammar: str) -> bool:
-        """Return whether `grammar` was found good before."""
-        return grammar in self._passed
+    def passed_as(self, grammar: str) -> str | None:
+        """Return what `check` returns, if `grammar` was found good before; else None. Does not wait."""
+        return self._passed.get(grammar)
 
-    def check(self, grammar: str) -> None:
+    def check(self, grammar: str) -> str:
         """Try `grammar`; wait until it is compiled or has reached a limit.
+
+        Returns the grammar to use: this one, or one with wider schemas where the library takes no other.
 
         Raises:
             GrammarError: it is no grammar, or takes too much time or memory.
@@ -71,13 +74,14 @@ class GrammarSandbox:
         with self._lock:
             if self._is_closed:
                 raise GrammarError("the engine is stopped")
-            if grammar not in self._passed:
+            if (passed := self._passed.get(grammar)) is None:
                 verdict = self._ask(grammar)
                 if verdict.error is not None:
                     raise GrammarError(verdict.error)
-                self._passed[grammar] = None
+                passed = self._passed[grammar] = verdict.wider or grammar
                 if len(self._passed) > MAX_PASSED:
                     self._passed.popitem(last=False)
+            return passed
 
     def close(self) -> None:
         """End the process; later checks are refused. Does not wait for a check that is running."""

@@ -90,14 +90,14 @@ def limit_this_process() -> None:
 
 def _compile(grammar: str, vocabulary: Vocabulary, walks: RandomWalks) -> bytes:
     """Return the encoded verdict of `grammar`, whose texts must not end in the middle."""
-    error = None
     try:
         grammars = GrammarCompiler(lambda: vocabulary)
-        grammars.compile(grammar)
+        text = grammars.compile(grammar)
         walks.check(lambda: grammars.constraint(grammar))
+        verdict = Verdict(error=None, wider=None if text == grammar else text)
     except GrammarError as failure:
-        error = str(failure)
-    return msgspec.msgpack.encode(Verdict(error=error))
+        verdict = Verdict(error=str(failure))
+    return msgspec.msgpack.encode(verdict)
 
 
 def _read(reader: int, *, deadline_s: float) -> bytes:

@@ -19,18 +19,18 @@ class SandboxQueue:
         self._turn = asyncio.Lock()
         self._turn_of_tenant: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
 
-    async def check(self, grammar: str, *, tenant: str | None) -> None:
-        """Return when `grammar` was found good, at once if it was before.
+    async def check(self, grammar: str, *, tenant: str | None) -> str:
+        """Return the grammar to use when `grammar` was found good, at once if it was before.
 
         Raises:
             InvalidRequestError: it is no grammar, or takes too much time or memory to compile.
         """
-        if self._sandbox.has_passed(grammar):
-            return
+        if (passed := self._sandbox.passed_as(grammar)) is not None:
+            return passed
         own_turn = self._turn_of_tenant.setdefault(tenant, asyncio.Lock())
         try:
             async with own_turn, self._turn:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._sandbox.check, grammar)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._sandbox.check, grammar)
         except GrammarError as error:
             raise grammar_refused(error) from None
 
