@@ -23,7 +23,13 @@ from infer_engine.executor.parallel_model import ParallelModel
 from infer_engine.executor.process_group import rank_device
 from infer_engine.messages import TokenOutput
 from infer_engine.model_runner.loading.memory_profile import run_largest_step
-from infer_engine.protocol import EngineConfig, EngineStartError, SamplingParams, StructuredOutputs
+from infer_engine.protocol import (
+    CheckpointUnusableError,
+    EngineConfig,
+    EngineStartError,
+    SamplingParams,
+    StructuredOutputs,
+)
 from infer_engine.sizing import KVMemory
 from infer_engine.step_runner import EngineFailedError
 from infer_engine.testing.cores import GIVE_UP_S
@@ -31,7 +37,6 @@ from infer_engine.testing.faults import Fault, Stage
 from infer_engine.testing.formula import tokens_of
 from infer_engine.testing.models import ALL_FAMILIES, GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
 from infer_engine.testing.processes import rank_processes
-from infer_models import CheckpointError
 from infer_models.testing import TINY_FAMILIES, save_tiny_nanogpt, save_tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("no_file_of_ranks_is_left")
@@ -298,11 +303,13 @@ def test_an_error_outside_what_ranks_do_together_ends_its_request_alone(folder_o
 @pytest.mark.covers("replicas/rank-cannot-load")
 def test_a_rank_that_cannot_load_is_the_start_s_error(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path), tensor_parallel_size=2)
-    for damage, error in ((None, CheckpointError), (signal.SIGKILL, EngineStartError)):
+    killed = "The process of rank 1 was ended by SIGKILL, perhaps for lack of memory, while it loaded"
+    cases = ((None, CheckpointUnusableError, "config.json is missing"), (signal.SIGKILL, EngineStartError, killed))
+    for damage, error, message in cases:
         workers = Workers(config, tmp_path, device=CPU)
         if damage is not None:
             os.kill(workers.pids[0], damage)
-        with pytest.raises(error):
+        with pytest.raises(error, match=message):
             workers.join()
         workers.close()
 

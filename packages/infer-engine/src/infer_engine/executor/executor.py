@@ -69,7 +69,7 @@ class _WorkerProcess:
         self._rank = setup.rank
         self._on_lost = on_lost
         self._is_ending = False
-        self._replies: queue.SimpleQueue[Done | MemoryReport | CoreRefused | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Done | MemoryReport | CoreRefused | str] = queue.SimpleQueue()
         self.process = ChildProcess(WORKER)
         self.send(msgspec.msgpack.encode(setup))
         threading.Thread(target=self._read, name=f"infer-rank-{setup.rank}", daemon=True).start()
@@ -94,8 +94,8 @@ class _WorkerProcess:
                 raise refused.error()
             case reply if isinstance(reply, kind):
                 return reply
-            case _:
-                raise EngineStartError(f"The process of rank {self._rank} ended while it loaded.")
+            case end:
+                raise EngineStartError(f"The process of rank {self._rank} {end}")
 
     def end(self) -> None:
         """End the process, which may be waiting for other ranks."""
@@ -122,7 +122,7 @@ class _WorkerProcess:
         if not self._is_ending:
             logger.error("The process of rank %d, %d, ended with exit code %d.", self._rank, self.process.pid, code)
             self._on_lost()
-        self._replies.put(None)
+        self._replies.put(self.process.describe_end())
         self.process.connection.close()
 
 
