@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from infer_engine.sampling.logit_edits import SuppressedTokens
+from infer_engine.sampling.logit_edits import SuppressedTokens, plan_edits
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.testing.sampling import running_request
 
@@ -40,3 +41,15 @@ def test_suppressed_tokens_leave_the_rules_of_a_request() -> None:
     assert chosen(suppressed, temperature=0, min_tokens=2) == 1
     assert chosen(suppressed, temperature=0, min_tokens=2, generated=[1]) == 3
     assert chosen(suppressed, temperature=0, min_tokens=2, generated=[1], stop_token_ids=[3]) == 1
+
+
+@pytest.mark.parametrize(("allowed", "forbidden"), [({2, 3, 4}, {2, 3}), ({2, 3}, {2}), ({2}, None)])
+def test_of_two_rules_that_leave_no_allowed_token_the_one_for_the_first_gives_way(
+    allowed: set[int], forbidden: set[int] | None
+) -> None:
+    request = running_request(min_tokens=2)
+    suppressed = SuppressedTokens(first=frozenset({3}))
+    edits = plan_edits(request, eos_token_ids=frozenset({2}), suppressed=suppressed, vocab_size=5)
+    assert edits is not None
+    edit = edits.edit_of(request, np.array([sum(1 << token_id for token_id in allowed)], np.int32))
+    assert (None if edit is None else set(edit.ids.tolist())) == forbidden
