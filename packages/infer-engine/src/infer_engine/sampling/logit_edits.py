@@ -72,6 +72,11 @@ class RequestEdits:
     biases: Edit | None
     banned: BannedSequences
 
+    @property
+    def are_of_first_alone(self) -> bool:
+        """Whether no token but the first is edited."""
+        return self.min_tokens <= 1 and self.after is None and not self.banned
+
     def edit_of(self, request: Request, allowed: Bitmask | None) -> Edit | None:
         """Return the edit for the next token of `request`, of which `allowed` is the mask, if there is one."""
         number = request.num_completion_tokens
