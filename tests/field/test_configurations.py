@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from infer_engine import LLM, EngineConfig, SamplingParams
+from infer_engine import LLM, EngineConfig, SamplingParams, build_engine
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.sizing import KVMemory
 from infer_models import CausalView, CheckpointError, ModelConfig, load_model
@@ -308,17 +308,38 @@ def test_a_table_that_is_alone_is_not_both_where_the_file_says_that_there_are_tw
         ours(tmp_path)
 
 
-def test_what_nothing_reads_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_tiny("llama", tmp_path)
-    edit(tmp_path, logits_scaling=8.0, unsloth_version="2025.3", rope_scaling={"rope_type": "default", "cut": 3})
-    save_tiny_tokenizer(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
+def save_with_unread_fields(folder: Path) -> str:
+    """Save a model; return the fields of its files that nothing reads."""
+    save_tiny("llama", folder)
+    edit(folder, logits_scaling=8.0, unsloth_version="2025.3", rope_scaling={"rope_type": "default", "cut": 3})
+    save_tiny_tokenizer(folder)
+    path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"split_special_tokens": True, "legacy": True}))
+    return "`logits_scaling`, `rope_scaling.cut` of config.json and `split_special_tokens` of tokenizer_config.json"
+
+
+def unread_in(messages: list[str]) -> list[str]:
+    return [line for line in messages if line.startswith("Nothing here reads")]
+
+
+def test_what_nothing_reads_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    named = save_with_unread_fields(tmp_path)
     with caplog.at_level(logging.WARNING):
         LLM(str(tmp_path), dtype="float32", kv_cache_memory="16MiB", max_batch_size=2)
-    said = [line for line in caplog.messages if line.startswith("Nothing here reads")]
-    named = "`logits_scaling`, `rope_scaling.cut` of config.json and `split_special_tokens` of tokenizer_config.json"
-    assert said == [f"Nothing here reads {named}; if the model needs that, its answers differ"]
+    assert unread_in(caplog.messages) == [f"Nothing here reads {named}; if the model needs that, its answers differ"]
+
+
+async def test_what_nothing_reads_is_said_once_for_all_replicas(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_with_unread_fields(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path), dtype="float32", kv_cache_memory="16MiB", max_batch_size=2, data_parallel_size=2
+    )
+    with caplog.at_level(logging.WARNING):
+        async with build_engine(config):
+            pass
+    assert len(unread_in(caplog.messages)) == 1
 
 
 @pytest.mark.parametrize("absent", [None, "auto", "left out"])

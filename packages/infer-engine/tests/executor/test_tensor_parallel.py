@@ -304,7 +304,8 @@ def test_an_error_outside_what_ranks_do_together_ends_its_request_alone(folder_o
 def test_a_rank_that_cannot_load_is_the_start_s_error(tmp_path: Path) -> None:
     config = EngineConfig(model=str(tmp_path), tensor_parallel_size=2)
     killed = "The process of rank 1 was ended by SIGKILL, perhaps for lack of memory, while it loaded"
-    for damage, error, message in ((None, CheckpointUnusableError, None), (signal.SIGKILL, EngineStartError, killed)):
+    cases = ((None, CheckpointUnusableError, "config.json is missing"), (signal.SIGKILL, EngineStartError, killed))
+    for damage, error, message in cases:
         workers = Workers(config, tmp_path, device=CPU)
         if damage is not None:
             os.kill(workers.pids[0], damage)

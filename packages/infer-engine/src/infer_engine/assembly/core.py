@@ -91,19 +91,26 @@ class BuiltCore:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    """Return the tokenizer of a configuration's model.
+    """Return the tokenizer of a configuration's model; warn of fields of the checkpoint that nothing reads.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, or a file of its tokenizer is missing or damaged.
     """
     try:
-        return _read_tokenizer(config, resolve_checkpoint(config.model))
+        folder = resolve_checkpoint(config.model)
+        tokenizer = _read_tokenizer(config, folder)
+        warn_of_unread_fields(folder, tokenizer)
     except CheckpointError as error:
         raise CheckpointUnusableError(str(error)) from error
+    return tokenizer
 
 
 def build_core(
-    config: EngineConfig, *, wrap_parts: WrapParts | None = None, rank_options: "RankOptions | None" = None
+    config: EngineConfig,
+    *,
+    wrap_parts: WrapParts | None = None,
+    rank_options: "RankOptions | None" = None,
+    warns_of_unread_fields: bool = True,
 ) -> BuiltCore:
     """Load the model and assemble a core, which the caller steps.
 
@@ -111,6 +118,7 @@ def build_core(
         config: what to run and how.
         wrap_parts: replaces parts of the core.
         rank_options: how to run the other ranks, if there are several.
+        warns_of_unread_fields: warn as `load_tokenizer` does; False where that has been called too.
 
     Raises:
         CheckpointUnusableError: the checkpoint is missing, damaged or of an unknown kind.
@@ -122,7 +130,8 @@ def build_core(
         folder = resolve_checkpoint(config.model)
         tokenizer = _read_tokenizer(config, folder)
         defaults = sampling_defaults(config, folder)
-        warn_of_unread_fields(folder, tokenizer)
+        if warns_of_unread_fields:
+            warn_of_unread_fields(folder, tokenizer)
         draft = build_draft_model(config, tokenizer)  # first: the KV cache is sized by the memory that is left
         loaded = load_model_runner(config, folder, tokenizer, rank_options=rank_options)
     except CheckpointError as error:
@@ -268,7 +277,8 @@ def build_draft_model(config: EngineConfig, tokenizer: Tokenizer) -> BuiltDraftM
             kv_cache_memory=_DRAFT_KV_CACHE,
             use_async_scheduling=False,
             speculative_config="none",
-        )
+        ),
+        warns_of_unread_fields=False,  # drafts change no token
     )
     size = built.info.vocab_size
     if (

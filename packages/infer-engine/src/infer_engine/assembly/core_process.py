@@ -52,7 +52,11 @@ def _serve(setup: CoreSetup, sender: MessageSender, inbox: Inbox) -> int:
             with without_collections():
                 from infer_engine.assembly.core import build_core  # noqa: PLC0415 - imports slowly
                 from infer_engine.executor.executor import RankOptions  # noqa: PLC0415 - imports torch
-            built = build_core(config, rank_options=RankOptions(processors=processors, on_lost=_end_without_a_rank))
+            built = build_core(
+                config,
+                rank_options=RankOptions(processors=processors, on_lost=_end_without_a_rank),
+                warns_of_unread_fields=False,
+            )
     except Exception as error:
         logger.debug("The engine's process cannot load.", exc_info=True)
         sender.send(CoreRefused.by(error))

@@ -65,7 +65,7 @@ class RecordedEngine:
             ValueError: the configuration asks for more than there is.
         """
         self._logits: dict[tuple[str, int], Tensor] = {}
-        built = build_core(config, wrap_parts=self._record)
+        built = build_core(config, wrap_parts=self._record, warns_of_unread_fields=False)
         self._core = built.core
         self.cuda_graphs = built.info.cuda_graphs
 

@@ -72,16 +72,23 @@ class RequestEdits:
     biases: Edit | None
     banned: BannedSequences
 
+    @property
+    def are_of_first_alone(self) -> bool:
+        """Whether no token but the first is edited."""
+        return self.min_tokens <= 1 and self.after is None and not self.banned
+
     def edit_of(self, request: Request, allowed: Bitmask | None) -> Edit | None:
         """Return the edit for the next token of `request`, of which `allowed` is the mask, if there is one."""
-        edit = self.before if request.num_completion_tokens < self.min_tokens else self.after
-        edit = self.at_first if request.num_completion_tokens == 0 else edit
+        number = request.num_completion_tokens
+        rules = (self.before, self.after) if number < self.min_tokens else (self.after,)
+        rules = (self.at_first, *rules) if number == 0 else rules
+        edit = rules[0]
         if self.banned:
             edit = _forbid(edit, self.banned.forbidden_after(request.token_ids, request.num_prompt_tokens))
         if allowed is None or edit is self.biases or _leaves_any(allowed, edit):
             return edit
-        is_stricter = edit is self.before or edit is self.at_first
-        return self.after if is_stricter and _leaves_any(allowed, self.after) else self.biases
+        others = rules[1:] if edit is rules[0] else ()
+        return next((each for each in others if _leaves_any(allowed, each)), self.biases)
 
 
 def plan_edits(

@@ -82,6 +82,7 @@ class SamplingParamsTable:
         self._owners: list[int | None] = [None] * max_rows
         self._edits: list[RequestEdits | None] = [None] * max_rows
         self._needs = np.zeros(max_rows, np.uint8)
+        self._edits_first_alone = np.zeros(max_rows, np.bool_)
         self._num_logprobs = np.zeros(max_rows, np.int64)
         self._columns: dict[str, npt.NDArray[Any]] = {
             "seeds": np.zeros(max_rows, np.int64),
@@ -96,7 +97,7 @@ class SamplingParamsTable:
 
     def are_all_greedy(self, requests: Sequence[Request]) -> bool:
         """Return whether all of `requests` need only the argmax, as in most steps."""
-        if requests != self._latest_requests:
+        if requests != self._latest_requests or self._suppressed.first:
             self._latest_requests = requests
             self._are_all_greedy = not self.gather(requests).any_needs
         return self._are_all_greedy
@@ -106,6 +107,9 @@ class SamplingParamsTable:
         self._update_rows(requests)
         rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
         needs = self._needs[rows]
+        if self._edits_first_alone[rows].any():
+            numbers = np.fromiter((request.num_completion_tokens for request in requests), np.int64, len(requests))
+            needs[self._edits_first_alone[rows] & (numbers > 0)] &= ~np.uint8(SamplingNeeds.EDITS)
         any_needs = SamplingNeeds(int(np.bitwise_or.reduce(needs)))
         return SamplingMetadata(requests=requests, rows=rows, needs=needs, any_needs=any_needs)
 
@@ -168,6 +172,7 @@ class SamplingParamsTable:
         columns["frequency"][row] = params.frequency_penalty
         self._num_logprobs[row] = params.logprobs or 0
         self._edits[row] = edits
+        self._edits_first_alone[row] = edits is not None and edits.are_of_first_alone
         self._needs[row] = _needs(params, has_edits=edits is not None, has_constraint=request.constraint is not None)
         self._owners[row] = request.arrival
 
