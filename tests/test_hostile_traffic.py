@@ -194,7 +194,7 @@ def test_body_is_read_the_same_whatever_it_says_of_itself_or_says_twice(client: 
             header = [(b"Content-Type", content_type.encode("latin-1"))]
             assert client.post(path, content=json.dumps(body), headers=header).status_code == 200, content_type
     assert status(client, COMPLETIONS, b'{"max_tokens": 1' + b', "prompt": "x"' * 100_000 + b"}") == 200
-    assert status(client, COMPLETIONS, b'{"max_tokens": 1, "prompt": "x", "prompt": ""}') == 400
+    assert status(client, COMPLETIONS, b'{"max_tokens": 1, "prompt": "x", "prompt": []}') == 400
 
 
 def connect(client: httpx.Client) -> socket.socket:

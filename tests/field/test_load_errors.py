@@ -234,7 +234,7 @@ def test_a_folder_below_the_checkpoint_names_the_one_above(folder: Path) -> None
     ("name", "message"),
     [
         ("consolidated.safetensors", "its maker's own layout"),
-        ("model.gguf", "holds GGUF files"),
+        ("model.gguf", "is no GGUF file"),
         ("pytorch_model.bin", "pytorch_model.bin, a pickle, which can run code; only safetensors are read"),
         ("tf_model.h5", "tf_model.h5, of another library"),
     ],
