@@ -24,10 +24,10 @@ class HeldCompiler(GrammarCompiler):
         super().__init__(lambda: VOCABULARY)
         self.begun, self.allowed = threading.Event(), threading.Event()
 
-    def compile(self, grammar: str) -> None:
+    def compile(self, grammar: str) -> str:
         self.begun.set()
         assert self.allowed.wait(20)
-        super().compile(grammar)
+        return super().compile(grammar)
 
 
 def submit(name: str, grammar: str | None = None, max_tokens: int = 2) -> Submit:
