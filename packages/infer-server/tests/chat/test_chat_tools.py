@@ -207,7 +207,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "invalid_value", "function_call.name"),
     ({"functions": [{"name": "f"}], "function_call": "maybe"}, "invalid_value", "function_call"),
     ({"functions": [{"name": "f"}], "tools": [TIME]}, "invalid_value", "functions"),
-    ({"tools": [TIME], "function_call": {"name": "time"}}, "invalid_value", "function_call.name"),
+    ({"tools": [TIME], "function_call": {"name": "time"}}, "invalid_value", "function_call"),
 ]
 
 

@@ -27,8 +27,8 @@ _TEMPLATE_ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+_OF_THE_ASSISTANT = ("tool_calls", "function_call", "reasoning_content", "reasoning")
 _REASONING = ("reasoning", "reasoning_content", "thinking", "reasoning_text", "reasoning_details", "thinking_blocks")
-_OF_THE_ASSISTANT = ("tool_calls", "function_call", *_REASONING)
 
 _SameReasoning = Annotated[Any, described("The same in the words of another server or gateway.")]
 
