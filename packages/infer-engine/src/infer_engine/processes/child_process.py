@@ -164,11 +164,14 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def connect_to_parent() -> tuple[Connection, bytes]:
-    """Return the connection to the parent process, and its first message."""
+    """Return the connection to the parent process, and its first message; end where the parent has ended."""
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
-    return connection, connection.recv_bytes(MAX_FRAME_BYTES)
+    try:
+        return connection, connection.recv_bytes(MAX_FRAME_BYTES)
+    except (EOFError, OSError):  # interrupted while it started
+        sys.exit(EXIT_FAILED)
 
 
 def follow_parent(
