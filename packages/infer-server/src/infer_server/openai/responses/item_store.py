@@ -1,10 +1,11 @@
 """`ItemStore`: the items of recent responses, so that clients may refer to them instead of sending them again.
 
 It is a memory of this process with bounds: what was used longest ago is forgotten first, a restart forgets all, and
-each tenant finds its own alone. Nothing depends on it but references: whoever sends whole conversations needs none.
+each tenant finds its own alone, within one bound for all. Nothing depends on it but references: whoever sends whole
+conversations needs none.
 
 An item of an answer is found by its id. Items of inputs are kept once each, whatever the number of responses that had
-them, so conversations that are sent again in full take no more than their length.
+them; each response also keeps the list of its items.
 """
 
 import hashlib
