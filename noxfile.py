@@ -173,7 +173,9 @@ def tests_bench(session: nox.Session) -> None:
     run_tests(session, "-m", "not full", "benchmarks/tests")
 
 
-HAS_CPU_KERNELS = ("python", "-c", "from infer_kernels.cpu import library; assert library() is not None")
+_IMPORTS = "from infer_kernels.cpu import library; from infer_kernels.cpu.build import ELEMENTS"
+HAS_CPU_KERNELS = ("python", "-c", f"{_IMPORTS}; assert all(library(dtype) for dtype in ELEMENTS)")
+"""Compiles the kernels of all dtypes, one after another: in tests it would be within their limits of time."""
 CPU_KERNEL_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
     for name in (

@@ -62,7 +62,7 @@ def test_a_compiler_that_hangs_is_killed_with_what_it_started(
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     write(compiler, f"sleep 600 > {fifo} &", f"echo > {started}", "wait")
     monkeypatch.setattr(time, "monotonic", lambda: 1e9 if started.exists() else 0.0)
-    with pytest.raises(BuildError, match="was not done after 120 s"):
+    with pytest.raises(BuildError, match="was not done after 600 s"):
         build("float32", cache=tmp_path / "cache")
     os.set_blocking(reader, True)
     assert os.read(reader, 1) == b""  # nobody has the other end any longer
