@@ -13,6 +13,7 @@ SMOKE = {
     "batching": ("", r"\| Continuous batching \| \d+"),
     "concurrency": ("--shape llama-30m --requests 3 --alone 2", r"\| ratio \(ceiling 3\) \| [\d.]+"),
     "kv-cache": ("--heads 4 2 32", r"\| 2 \| 256 \| 16 \| \d+"),
+    "policies": ("", r"\| arrivals \| `priority` \| [\d.]+/s \|"),
     "prompt-budget": ("", r"\| Llama-3.1-8B \| x1 \| none \|"),
     "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
     "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),

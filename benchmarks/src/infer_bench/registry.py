@@ -26,6 +26,7 @@ BENCHMARKS = {
     "streaming": ("serving.streaming", "tokens per second that the server streams without a model"),
     "text-side": ("serving.text_side", "what looking for reasoning and tool calls costs per streamed token"),
     "routing": ("serving.routing", "replicas: what routing requests by their prefixes is worth"),
+    "policies": ("serving.policies", "what each scheduling policy gives and costs"),
     "scaling": ("scaling.simulate", "1 to 1,000 replicas on a simulated clock: throughput, latency, prefix hits"),
     "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),

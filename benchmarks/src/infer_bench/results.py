@@ -88,6 +88,11 @@ def save(name: str, result: dict[str, Any], folder: Path, *, commit: str | None 
     return path
 
 
+def documentation() -> str:
+    """Return this project's guides, one after another: a text that every checkout has."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+
+
 def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table."""
     first, *rest = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))

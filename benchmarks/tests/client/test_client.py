@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from infer_bench.client.workloads import (
     with_poisson_arrivals,
 )
 from infer_bench.server.metrics import MetricsWatch, describe, served_model, watching
+from infer_bench.serving.policies import URGENT, with_urgent
 from infer_server.testing import FakeEngine, Script, running_server
 
 SIZES = {
@@ -115,6 +117,16 @@ def test_the_same_arguments_give_the_same_workload_and_other_contents_the_same_w
         assert one.prompt[:16] != other.prompt[:16]
 
 
+def test_prompts_are_pieces_of_a_text_where_one_is_given() -> None:
+    text = list(range(100, 400))
+    ones, others = (make_workload("mixed", vocab_size=9, text=text, contents=contents).requests for contents in (0, 1))
+    for request in ones:
+        begin = text.index(request.prompt[0])
+        assert request.prompt == [text[(begin + place) % 300] for place in range(len(request.prompt))]
+    assert [len(request.prompt) for request in ones] == [len(request.prompt) for request in others]
+    assert [request.prompt[0] for request in ones] != [request.prompt[0] for request in others]
+
+
 @pytest.mark.covers("workloads/scaling")
 def test_scale_shortens_and_rate_scale_hurries_and_counts_stay() -> None:
     whole = make_workload("continuous_batching", vocab_size=99)
@@ -151,8 +163,15 @@ async def test_requests_are_as_planned() -> None:
     async with running_server(engine) as url:
         await run_workload(url, planned(0), model="fake-model", progress=False)
     [exact] = engine.requests
-    assert exact.prompt == [5, 6, 7, 8]
+    assert (exact.prompt, exact.priority) == ([5, 6, 7, 8], 0)
     assert (exact.params.max_tokens, exact.params.temperature, exact.params.ignore_eos) == (3, 0, True)
+
+
+async def test_an_urgent_request_says_so() -> None:
+    engine, workload = FakeEngine(), planned(0)
+    async with running_server(engine) as url:
+        await run_workload(url, with_urgent(replace(workload, requests=4 * workload.requests)), progress=False)
+    assert sorted(request.priority for request in engine.requests) == [URGENT, 0, 0, 0]
 
 
 @pytest.mark.covers("workloads/arrivals")

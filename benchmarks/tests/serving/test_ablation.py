@@ -143,7 +143,7 @@ def test_flags_say_what_is_off_by_name() -> None:
 
 def test_steps_and_workloads_can_be_chosen() -> None:
     assert choose_pairs() == {step: list(names) for step, names in RUNS.items()}
-    assert choose_pairs(["paged", "capped"], ["mixed"]) == {"paged": ["mixed", ONE_BY_ONE]}
+    assert choose_pairs(["matched", "paged"], ["mixed"]) == {"paged": ["mixed", ONE_BY_ONE]}
 
 
 def test_dry_run_prints_servers_and_workloads_of_every_shape(capsys: pytest.CaptureFixture[str]) -> None:

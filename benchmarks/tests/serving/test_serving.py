@@ -12,10 +12,10 @@ from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS
 from infer_bench.registry import main as run
-from infer_bench.results import ROOT
+from infer_bench.results import ROOT, documentation
 from infer_bench.serving import routing, text_side
 from infer_bench.serving.plots import plot_sweep
-from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, workloads_table
+from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, tokenize, workloads_table
 from infer_engine.protocol import InvalidRequestError
 from infer_server.testing import FakeEngine, running_server
 
@@ -110,6 +110,23 @@ def test_report_of_our_server_has_its_configuration_and_its_numbers_add_up(
         assert summary["num_prompt_tokens"] == sum(report["workload"]["prompt_tokens"])
         assert summary["server"]["num_queued"] == 4
     assert load["spread"]["requests/s"]["min"] <= load["spread"]["requests/s"]["median"]
+
+
+async def test_prompts_are_pieces_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = documentation()
+    monkeypatch.setattr("infer_bench.serving.workloads.documentation", lambda: pages[-20_000:])
+    engine, flags = FakeEngine(), "--documentation --rounds 1 --scale 0.1 --no-progress --name x --out"
+    async with running_server(engine) as url:
+        arguments = read_arguments(["--url", url, *flags.split(), str(tmp_path)])
+        result = await measure(arguments, url, None)
+        with pytest.raises(SystemExit, match="`/tokenize` answers 404"):
+            await tokenize(arguments, url + "/elsewhere", "text")
+    assert (tmp_path / "x.json").is_file()
+    assert result["workload"]["prompts_of"] == "documentation"
+    twice = [*arguments.text, *arguments.text]
+    for request in engine.requests:
+        begins = (place for place, token in enumerate(twice) if token == request.prompt[0])
+        assert any(twice[begin : begin + len(request.prompt)] == request.prompt for begin in begins)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,9 @@ class _Client:
     def body(self, request: PlannedRequest) -> bytes:
         """Return the body of `request`, to be made before it is due: greedy, of the planned length."""
         body = {"prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": True}
-        named = {} if self._model is None else {"model": self._model}
+        named: dict[str, object] = {} if self._model is None else {"model": self._model}
+        if request.priority:
+            named["priority"] = request.priority
         return msgspec.json.encode({**named, **body, "stream": True, "stream_options": {"include_usage": True}})
 
     async def send(self, request: PlannedRequest, body: bytes, *, arrival_s: float) -> RequestResult:

@@ -48,6 +48,11 @@ def gaps_s(result: RequestResult) -> list[float]:
     return [later - earlier for earlier, later in pairwise(result.token_times_s)]
 
 
+def ttft_s(result: RequestResult) -> float:
+    """Return the time from a request's arrival to its first token, in seconds."""
+    return result.token_times_s[0] - result.arrival_s
+
+
 def summarize(
     results: Sequence[RequestResult], *, ttft_bound_s: float = TTFT_BOUND_S, itl_bound_s: float = ITL_BOUND_S
 ) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def summarize(
     def is_good(result: RequestResult) -> bool:
         gaps = gaps_s(result)
         num_within = sum(gap <= itl_bound_s for gap in gaps)
-        return _ttft_s(result) <= ttft_bound_s and num_within >= len(gaps) * GOOD_GAPS_SHARE
+        return ttft_s(result) <= ttft_bound_s and num_within >= len(gaps) * GOOD_GAPS_SHARE
 
     fine = [result for result in results if not result.error and result.token_times_s]
     errors = Counter(result.error or "no token came" for result in results if result.error or not result.token_times_s)
@@ -79,7 +84,7 @@ def summarize(
         "tokens_per_event": num_tokens / num_events if num_events else None,
         **{f"{name}_per_s": count / duration_s if duration_s > 0 else None for name, count in counts.items()},
         "bounds": {"ttft_s": ttft_bound_s, "itl_s": itl_bound_s},
-        "ttft_s": _percentiles([_ttft_s(result) for result in fine]),
+        "ttft_s": _percentiles([ttft_s(result) for result in fine]),
         "itl_s": _percentiles([gap for result in fine for gap in gaps_s(result)]),
         "latency_s": _percentiles([result.token_times_s[-1] - result.arrival_s for result in fine]),
         **_decoding_at_once([result.token_times_s for result in fine], duration_s),
@@ -111,10 +116,6 @@ def spread_words(spread: dict[str, float | None]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _ttft_s(result: RequestResult) -> float:
-    return result.token_times_s[0] - result.arrival_s
 
 
 def _decoding_at_once(times_s: Sequence[Sequence[float]], duration_s: float) -> dict[str, float | None]:

@@ -5,9 +5,9 @@ differ only in `contents` ask for the same work, and a prefix cache finds nothin
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, cycle, islice
 from typing import NamedTuple
 
 Lengths = Callable[[random.Random], int]
@@ -22,11 +22,13 @@ class PlannedRequest:
         arrival_s: seconds after the workload's start.
         prompt: token ids.
         max_tokens: tokens to generate.
+        priority: the lower, the more urgent, where the server heeds it.
     """
 
     arrival_s: float
     prompt: list[int]
     max_tokens: int
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ def make_workload(
     seed: int = 0,
     contents: int = 0,
     vocab_size: int,
+    text: Sequence[int] = (),
     num_requests: int | None = None,
 ) -> Workload:
     """Return the workload `name`, the same one for the same arguments.
@@ -112,7 +115,8 @@ def make_workload(
         rate_scale: factor on the rate of arrivals.
         seed: draws lengths and arrivals.
         contents: with `seed`, draws the prompts' tokens.
-        vocab_size: prompts are token ids below this one.
+        vocab_size: prompts are token ids below this one, any of them.
+        text: tokens of a text, of which prompts are pieces instead.
         num_requests: how many, in place of the workload's own number: the first of them are the same ones.
 
     Raises:
@@ -135,9 +139,16 @@ def make_workload(
     arrivals = recipe.arrivals(come, count, recipe.rate * rate_scale)
 
     pick = random.Random(f"{name} {seed} {contents}")  # noqa: S311 - the same
-    shared = _token_ids(pick, _scaled(recipe.shared_tokens, scale) if recipe.shared_tokens else 0, vocab_size)
+
+    def token_ids(length: int) -> list[int]:
+        if not text:
+            return [pick.randrange(vocab_size) for _ in range(length)]
+        begin = pick.randrange(len(text))
+        return list(islice(cycle(text), begin, begin + length))
+
+    shared = token_ids(_scaled(recipe.shared_tokens, scale)) if recipe.shared_tokens else []
     requests = tuple(
-        PlannedRequest(arrival_s=arrival_s, prompt=shared + _token_ids(pick, length, vocab_size), max_tokens=answer)
+        PlannedRequest(arrival_s=arrival_s, prompt=shared + token_ids(length), max_tokens=answer)
         for arrival_s, (length, answer) in zip(arrivals, lengths, strict=True)
     )
     return Workload(name=name, requests=requests, is_closed_loop=recipe.is_closed_loop)
@@ -157,7 +168,3 @@ def with_poisson_arrivals(workload: Workload, *, rate: float, seed: int = 0) -> 
 
 def _scaled(length: int, scale: float) -> int:
     return max(1, round(length * scale))
-
-
-def _token_ids(draw: random.Random, count: int, vocab_size: int) -> list[int]:
-    return [draw.randrange(vocab_size) for _ in range(count)]

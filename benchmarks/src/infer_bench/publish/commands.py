@@ -10,6 +10,7 @@ from pathlib import Path
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.processes import run_limited
 from infer_bench.publish.declared import Json, Result
+from infer_bench.quality import smollm
 from infer_bench.results import COMMIT_VARIABLE, ROOT
 
 MOST_TIMES = 5
@@ -18,7 +19,7 @@ SPARE_S = 600.0
 
 
 class Checkpoints:
-    """Folders with random weights that commands name as `{checkpoint:SHAPE}`; each is written once."""
+    """Folders that commands name as `{checkpoint:NAME}`, each made once: a shape's random weights, or SmolLM2's own."""
 
     def __init__(self, folder: Path) -> None:
         """Write them into `folder`."""
@@ -30,7 +31,9 @@ class Checkpoints:
             before, _, rest = command.partition("{checkpoint:")
             shape, _, after = rest.partition("}")
             made = self.folder / shape
-            if not made.exists():
+            if not made.exists() and shape == smollm.NAME:
+                made.symlink_to(smollm.smollm_folder(), target_is_directory=True)
+            elif not made.exists():
                 write_checkpoint(shape, made)
             command = f"{before}{made}{after}"
         return command

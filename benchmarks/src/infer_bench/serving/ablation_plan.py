@@ -45,7 +45,7 @@ RUNS = {
     "continuous": ("baseline", "mixed", "continuous_batching", "paged_attention"),
     "matched": ("baseline", "paged_attention"),
     "paged": ("baseline", "mixed", ONE_BY_ONE, "paged_attention", "chunked_prefill"),
-    "capped": ("baseline", "chunked_prefill"),
+    "capped": ("baseline", "mixed", "paged_attention", "chunked_prefill"),
     "chunked": ("baseline", "chunked_prefill", "prefix_caching"),
     "prefix": WORKLOADS,
     "beside": WORKLOADS,
@@ -295,6 +295,14 @@ EXPECTATIONS = (
         *("paged", "paged", "mixed", _SPEED, operator.gt, 1),
         "16 mixed requests at once have a higher throughput than one by one",
         other=ONE_BY_ONE,
+    ),
+    _Expectation(
+        *("paged", "capped", "mixed", _SPEED, operator.gt, 1),
+        "several new prompts in a step have a higher throughput than one a step",
+    ),
+    _Expectation(
+        *("paged", "capped", "paged_attention", "ttft_p50_s", operator.lt, 1),
+        "and a burst has its first tokens earlier",
     ),
     _Expectation(
         *("chunked", "paged", *_ITL, operator.le, 1 / 2),

@@ -3,6 +3,7 @@
     uv run infer-bench serving --workload mixed                               # ours, the demo model
     uv run infer-bench serving --workload all --scale 0.4 --rate-scale 0.5    # each in turn, on one server
     uv run infer-bench serving --shape smollm-135m --serve --max-batch-size 16
+    uv run infer-bench serving --checkpoint HuggingFaceTB/SmolLM2-135M-Instruct --documentation --workload all
     uv run infer-bench serving --url http://127.0.0.1:8000 --workload chunked_prefill --rate 2
     uv run infer-bench serving --url http://127.0.0.1:8000 --workload mixed --concurrency 1 2 4 8 16 32
 
@@ -18,14 +19,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
+
+from infer_bench.client.http import exchange
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import ITL_BOUND_S, TTFT_BOUND_S, combine, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS, Workload, make_workload, with_poisson_arrivals
 from infer_bench.limits import Limit, judge
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, documentation, save, table
 from infer_bench.server.launch import OwnServer, serving
 from infer_bench.server.metrics import describe, served_model, watching
 from infer_bench.shapes import SHAPES
@@ -93,6 +98,11 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), help="our server has random weights of this shape")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
     parser.add_argument("--workload", choices=(*WORKLOADS, ALL), default="mixed")
+    parser.add_argument(
+        "--documentation",
+        action="store_true",
+        help="prompts are pieces of this project's pages, by the server's `/tokenize`; left out: random token ids",
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
     parser.add_argument("--rate-scale", type=float, default=1.0, help="factor on the workload's own arrival rate")
     parser.add_argument("--requests", type=int, help="how many; default: the workload's own number, or more")
@@ -103,6 +113,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--rounds", "--repeats", type=int, help="runs of each load; default 3, 1 for each of several loads"
     )
     parser.add_argument("--no-progress", action="store_true")
+    parser.add_argument("--name", help="of the result's file; left out: by the workload")
     args = parser.parse_args(arguments)
     if args.url and (args.checkpoint or args.shape or args.serve):
         parser.error("`--url` names a running server: `--checkpoint`, `--shape` and `--serve` are for ours")
@@ -133,6 +144,7 @@ async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> 
     told = await describe(url, headers=headers_of(args))
     listed, context = served_model(told)
     args.model = args.model or listed
+    args.text = await tokenize(args, url, documentation()) if args.documentation else ()
     check_lengths(args, context)
     await warm_up(for_workload(args, args.workload if args.workload != ALL else "mixed"), url)
     target = {
@@ -146,7 +158,7 @@ async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> 
         result = target | await measure_loads(args, url)
         print(f"\n`{title_of(args)}`\n\n{load_table(result)}")
     if not args.quick:
-        save(f"serving-{args.workload}", result, args.out)
+        save(args.name or f"serving-{args.workload}", result, args.out)
     return result
 
 
@@ -226,6 +238,17 @@ def headers_of(args: argparse.Namespace) -> dict[str, str]:
     return {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
 
 
+async def tokenize(args: argparse.Namespace, url: str, text: str) -> list[int]:
+    """Return the tokens of a text, as the server sees them."""
+    body = msgspec.json.encode({"model": args.model, "prompt": text, "add_special_tokens": False})
+    async with exchange(url, "/tokenize", method="POST", body=body, headers=headers_of(args)) as reply:
+        answer = await reply.read()
+    if reply.status != HTTPStatus.OK:
+        raise SystemExit(f"`/tokenize` answers {reply.status}: {answer.decode(errors='replace')[:300]}")
+    tokens: list[int] = msgspec.json.decode(answer)["tokens"]
+    return tokens
+
+
 def plan(args: argparse.Namespace, *, contents: int, num_requests: int | None) -> Workload:
     """Return the workload, of `num_requests` or as many as it has; `contents` chooses the prompts."""
     return make_workload(
@@ -235,6 +258,7 @@ def plan(args: argparse.Namespace, *, contents: int, num_requests: int | None) -
         seed=args.seed,
         contents=contents,
         vocab_size=VOCAB_SIZE,
+        text=args.text,
         num_requests=num_requests,
     )
 
@@ -277,7 +301,7 @@ def describe_workload(args: argparse.Namespace) -> dict[str, Any]:
     planned = plan(args, contents=0, num_requests=args.requests)
     return {
         **{name: getattr(args, name) for name in ("workload", "scale", "rate_scale", "seed")},
-        "vocab_size": VOCAB_SIZE,
+        "prompts_of": "documentation" if args.documentation else f"{VOCAB_SIZE} token ids",
         "prompt_tokens": [len(request.prompt) for request in planned.requests],
         "max_tokens": [request.max_tokens for request in planned.requests],
         "arrivals_s": [request.arrival_s for request in planned.requests],

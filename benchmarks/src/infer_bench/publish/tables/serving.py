@@ -15,6 +15,7 @@ from infer_bench.serving.ablation import (
     latency_table,
 )
 from infer_bench.serving.over_http import report as over_http_table
+from infer_bench.serving.policies import policies_table
 from infer_bench.serving.streaming import delay_table, throughput_table
 from infer_bench.serving.workloads import SERVER_ROWS, workloads_table
 
@@ -67,6 +68,17 @@ def workloads(result: Json) -> str:
     """Return a row for each workload."""
     rounds = len(result["workloads"]["single"]["runs"])
     return sections(measured_on("serving-all", result, rounds=rounds), workloads_table(result))
+
+
+def workloads_real(result: Json) -> str:
+    """Return a row for each workload on the real model."""
+    return sections(measured_on("serving-smollm2", result, rounds=1), workloads_table(result))
+
+
+def policies(result: Json) -> str:
+    """Return a row for each policy on each load."""
+    rounds = len(result["turns"]["arrivals"]["fcfs"])
+    return sections(measured_on("policies", result, rounds=rounds), policies_table(result))
 
 
 def over_http(result: Json) -> str:

@@ -1,0 +1,142 @@
+"""What each scheduling policy gives and costs, beside first come, first served, on two loads.
+
+    uv run infer-bench policies
+    uv run infer-bench policies --rounds 1
+
+*Arrivals*: prompts of the workload `chunked_prefill` arrive faster than 8 requests at once are done; every fourth is
+urgent. *More decodes than a step takes*: the burst of `paged_attention`, 32 requests at once, where a step computes 16
+tokens. The policies take turns, each with a server of its own in every round, which has nothing else of its own.
+"""
+
+import asyncio
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from infer_bench.client.load import RequestResult, run_workload
+from infer_bench.client.summary import gaps_s, percentile, ttft_s
+from infer_bench.client.workloads import Workload
+from infer_bench.limits import Limit, judge
+from infer_bench.results import argument_parser, medians, save, table
+from infer_bench.server.launch import serving
+from infer_bench.serving.ablation_plan import CPU, flags, metric_words, plan, server_options
+from infer_engine.scheduling import POLICIES
+
+SHAPE, URGENT, EVERY = CPU.shapes[0], -10, 4
+"""The model's shape, the priority of urgent requests, and one of how many is urgent."""
+FIRST = "fcfs"
+Loads = Mapping[str, tuple[str, dict[str, Any]]]
+LOADS: Loads = {
+    "arrivals": ("chunked_prefill", {"max_batch_size": 8}),
+    "more decodes than a step takes": ("paged_attention", {"max_num_batched_tokens": 16, "prefill_chunk_size": 16}),
+}
+"""By name: the workload, and what the server has other than the ladder's step `chunked`."""
+PROMISES = {
+    "prefill_first": ("arrivals", "ttft_p50_s"),
+    "decode_round_robin": ("more decodes than a step takes", "longest_gap_s"),
+    "priority": ("arrivals", "urgent_ttft_p50_s"),
+}
+"""What each policy is for: the load, and the time that it makes shorter."""
+METRICS = {
+    "tokens/s": "output_tokens_per_s",
+    "TTFT P50": "ttft_p50_s",
+    "of urgent ones": "urgent_ttft_p50_s",
+    "TTFT P99": "ttft_p99_s",
+    "ITL P50": "itl_p50_s",
+    "ITL P99": "itl_p99_s",
+    "longest gap": "longest_gap_s",
+}
+"""Columns of the table."""
+
+Turns = dict[str, dict[str, list[dict[str, float]]]]
+"""By load and policy, the metrics of each round."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table and save the result; return 1 where a policy does not do what it is for."""
+    parser = argument_parser(__doc__, quick="one round of four arrivals; nothing is judged")
+    parser.add_argument("--rounds", type=int, default=3, help="medians count")
+    args = parser.parse_args(arguments)
+    os.environ["OMP_NUM_THREADS"] = str(CPU.num_threads)  # servers inherit it; this process computes nothing
+    loads = dict(list(LOADS.items())[: 1 if args.quick else None])
+    turns = measure(loads, rounds=1 if args.quick else args.rounds, num_requests=EVERY if args.quick else None)
+    result = {"shape": SHAPE, "turns": turns}
+    print(f"\n{policies_table(result)}")
+    if args.quick:
+        return 0
+    save("policies", result, args.out)
+    return judge(limits_of(result))
+
+
+def measure(loads: Loads, *, rounds: int, num_requests: int | None = None) -> Turns:
+    """Run every load under every policy, `rounds` times."""
+    turns: Turns = {load: {policy: [] for policy in POLICIES} for load in loads}
+    for number in range(rounds):
+        for load, (name, options) in loads.items():
+            workload = with_urgent(plan(CPU, SHAPE, name, contents=number, num_requests=num_requests))
+            for policy, found in turns[load].items():
+                found.append(take_turn(workload, options | {"scheduler_policy": policy}))
+    return turns
+
+
+def with_urgent(workload: Workload) -> Workload:
+    """Return the same requests, every `EVERY`th of them urgent."""
+    requests = (
+        replace(request, priority=URGENT if number % EVERY == EVERY - 1 else 0)
+        for number, request in enumerate(workload.requests)
+    )
+    return replace(workload, requests=tuple(requests))
+
+
+def take_turn(workload: Workload, options: dict[str, Any]) -> dict[str, float]:
+    """Ask a server with these options; return its metrics.
+
+    Raises:
+        RuntimeError: a request failed.
+    """
+    warm_up = replace(plan(CPU, SHAPE, "mixed", contents=10_000, num_requests=2), name="warm-up")
+    with serving(flags(server_options(CPU, SHAPE)["chunked"] | options), shape=SHAPE) as server:
+        asyncio.run(run_workload(server.url, warm_up, progress=False))
+        results = asyncio.run(run_workload(server.url, workload))
+    failed = [result.error for result in results if result.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first one so: {failed[0]}")
+    urgent = [result for request, result in zip(workload.requests, results, strict=True) if request.priority]
+    return metrics_of(results, urgent)
+
+
+def metrics_of(results: Sequence[RequestResult], urgent: Sequence[RequestResult]) -> dict[str, float]:
+    """Return the numbers of one run."""
+    gaps = [gap for result in results for gap in gaps_s(result)]
+    first = [ttft_s(result) for result in results]
+    end_s = max(result.token_times_s[-1] for result in results) - min(result.arrival_s for result in results)
+    return {
+        "output_tokens_per_s": sum(result.num_tokens for result in results) / end_s,
+        "ttft_p50_s": percentile(first, 50),
+        "ttft_p99_s": percentile(first, 99),
+        "urgent_ttft_p50_s": statistics.median(map(ttft_s, urgent)),
+        "itl_p50_s": percentile(gaps, 50),
+        "itl_p99_s": percentile(gaps, 99),
+        "longest_gap_s": max(gaps),
+    }
+
+
+def policies_table(result: Mapping[str, Any]) -> str:
+    """Return a row for each policy on each load: medians over the rounds."""
+    rows = [
+        [load, f"`{policy}`", *(metric_words(metric, found[metric]) for metric in METRICS.values())]
+        for load, policies in result["turns"].items()
+        for policy, found in ((policy, medians(rounds)) for policy, rounds in policies.items())
+    ]
+    return table(["load", "policy", *METRICS], rows)
+
+
+def limits_of(result: Mapping[str, Any]) -> list[Limit]:
+    """Return what each policy is for, as the share that it leaves of the same time under `fcfs`."""
+    limits = []
+    for policy, (load, metric) in PROMISES.items():
+        own, first = (medians(result["turns"][load][name])[metric] for name in (policy, FIRST))
+        limits.append(Limit(what=f"`{metric}` of `{policy}` on {load}, to `{FIRST}`", value=own / first, most=1.0))
+    return limits
