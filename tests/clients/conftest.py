@@ -80,9 +80,10 @@ def run_node(tmp_path: Path) -> Callable[..., str]:
             command = [str(executable), *arguments]
         else:
             pytest.skip(f"`{program}` is not installed in {NODE_CLIENTS}")
-        home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
         work = tmp_path / "work"
         work.mkdir(exist_ok=True)
+        home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+        home["PWD"] = str(work)  # which opencode works in, whatever its working directory is
         ended = subprocess.run(
             command,
             cwd=work,
