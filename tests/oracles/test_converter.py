@@ -490,5 +490,5 @@ def test_a_handful_of_converted_checkpoints_is_as_transformers_has_them(
 def test_converted_checkpoints_are_as_transformers_has_them(
     converter: Converter, tmp_path: Path, figure: Callable[[str, int, Sequence[str]], None]
 ) -> None:
-    seeds = range(225)
+    seeds = range(300)
     figure("converter", len(seeds), wrong(seeds, converter, tmp_path))
