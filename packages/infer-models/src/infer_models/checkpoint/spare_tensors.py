@@ -22,6 +22,8 @@ _OF_ACTIVATIONS = re.compile(
     r"|.*\.act_(?:scale|zero_point)"
 )
 """Scales of activations are computed row by row; those of the KV cache are read with the cache."""
+HEADS_OF_JUDGES = ("score", "classifier", "v_head", "value_head", "reward_head", "regression_head", "qa_outputs")
+"""Names of heads that classifiers and reward models have, in place of an LM head or beside it."""
 _OTHER_PARTS = {
     "a vision or audio encoder": re.compile(
         r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|multi_modal_projector|mm_projector|audio_tower"
@@ -31,9 +33,7 @@ _OTHER_PARTS = {
     "layers that predict several tokens at once": re.compile(
         r"(?:model\.)?(?:mtp|nextn|mtp_layers|eagle)\..*|.*\.nextn\..*"
     ),
-    "a head of a classifier or of training": re.compile(
-        r"(?:score|classifier|v_head|value_head|reward_head|regression_head|qa_outputs)\..*"
-    ),
+    "a head of a classifier or of training": re.compile(rf"(?:{'|'.join(HEADS_OF_JUDGES)})\..*"),
 }
 """Parts of other models, by their description."""
 _LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\..*")

@@ -4,12 +4,11 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from infer_models.checkpoint.spare_tensors import HEADS_OF_JUDGES
 from infer_models.checkpoint.tied_head import HEAD_PART
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
 
-_CLASSIFIERS = ("score.", "classifier.", "regression_head.", "reward_head.", "qa_outputs.")
-"""Beginnings of the names of heads that models have in place of an LM head."""
 _JUDGE = re.compile(r"\w*(?:Classification|QuestionAnswering|Regression|Reward(?:Model)?)")
 _WITHOUT_HEAD = re.compile(r"\w*(?<!LMHead)Model")
 """Classes, of `transformers` and of others, that have no LM head."""
@@ -34,7 +33,7 @@ def refuse_models_that_do_not_write(config: JsonFields, names: Collection[str], 
             f"{config.path}: `architectures` is `{architecture}`, {what}, and the files hold no LM head: it is no "
             "model that writes text."
         )
-    other = next((name for name in sorted(names) if name.startswith(_CLASSIFIERS)), None)
+    other = next((name for name in sorted(names) if name.partition(".")[0] in HEADS_OF_JUDGES), None)
     if other is not None:
         raise CheckpointError(
             f"{origin}: the files hold `{other}` and no LM head: it is a classifier and no model that writes text."

@@ -3,10 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infer_models.text.chat.templates.template import ChatTemplate, Message
-
-PROBE = "71830"
-"""A text to be found in the prompt; without letters, which a template may change."""
+from infer_models.text.chat.templates.template import PROBE, ChatTemplate, Message
 
 _ASKED: Message = {"role": "user", "content": "Hi"}
 _ANSWERED: Message = {"role": "assistant", "content": "Yes?"}
@@ -134,7 +131,7 @@ _WHOLES = {
 
 def parts_left_out(template: ChatTemplate) -> tuple[Part, ...]:
     """Return the parts that `template` leaves out without a word; those that it refuses are not among them."""
-    found = [part for part in PARTS if any(template.leaves_out(PROBE, shape) for shape in part.shapes)]
+    found = [part for part in PARTS if any(template.leaves_out_probe(shape) for shape in part.shapes)]
     return tuple(part for part in found if _WHOLES.get(part) not in found)
 
 

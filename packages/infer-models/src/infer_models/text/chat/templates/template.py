@@ -27,7 +27,8 @@ FIELD_NAMES = frozenset(
 # Far beyond any prompt: a template that writes so much goes round in circles, or repeats every message in each.
 _MAX_CHARACTERS = 64 * 2**20
 
-_PROBE = "71830"  # a message's text, to see whether a template writes it; without letters, which it may change
+PROBE = "71830"
+"""A text of a message, to see whether a template writes it; without letters, which it may change."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -131,7 +132,7 @@ class ChatTemplate:
 
     @cached_property
     def _writes_calls_beside_null_alone(self) -> bool:
-        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        call = {"id": "call00000", "type": "function", "function": {"name": PROBE, "arguments": {}}}
         message: dict[str, object] = {"role": "assistant", "tool_calls": [call]}
         question: dict[str, object] = {"role": "user", "content": "Hi"}
         return not self._writes_probe(question, {**message, "content": ""}) and self._writes_probe(
@@ -146,12 +147,12 @@ class ChatTemplate:
     @cached_property
     def writes_calls(self) -> bool:
         """Whether the template writes calls and their results, of which it need not know what may be called."""
-        call = {"id": "call00000", "type": "function", "function": {"name": f"{_PROBE}0", "arguments": {}}}
+        call = {"id": "call00000", "type": "function", "function": {"name": f"{PROBE}0", "arguments": {}}}
         asked: dict[str, object] = {"role": "user", "content": "Hi"}
         answer: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": [call]}
-        result: dict[str, object] = {"role": "tool", "tool_call_id": call["id"], "content": f"{_PROBE}1"}
+        result: dict[str, object] = {"role": "tool", "tool_call_id": call["id"], "content": f"{PROBE}1"}
         text = self._try([asked, answer, result]) or ""
-        return f"{_PROBE}0" in text and f"{_PROBE}1" in text
+        return f"{PROBE}0" in text and f"{PROBE}1" in text
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -164,10 +165,10 @@ class ChatTemplate:
         # A new one each time: to look for variables changes constants in it.
         return TemplateSandbox().parse(self.source)
 
-    def leaves_out(self, text: str, messages: Sequence[Message]) -> bool:
-        """Return whether the template renders `messages`, but without `text`, which is in one of them."""
+    def leaves_out_probe(self, messages: Sequence[Message]) -> bool:
+        """Return whether the template renders `messages`, but without `PROBE`, which is in one of them."""
         try:
-            return text not in self.render(messages)
+            return PROBE not in self.render(messages)
         except ChatTemplateError:
             return False
 
@@ -192,23 +193,23 @@ class ChatTemplate:
 
         Templates of multimodal models, such as LLaVA's, may look for parts of each type and find none in a text.
         """
-        message: dict[str, object] = {"role": "user", "content": _PROBE}
+        message: dict[str, object] = {"role": "user", "content": PROBE}
         return not self._writes_probe(message) and self._writes_probe(_with_parts(message))
 
     @cached_property
     def takes_thinking_parts(self) -> bool:
         """Whether the template finds thinking as a part of an answer's content alone, as Mistral's do."""
         question: dict[str, object] = {"role": "user", "content": "Hi"}
-        names = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), f"{_PROBE}0")
-        named: dict[str, Any] = {"role": "assistant", "content": f"{_PROBE}1", **names}
-        if f"{_PROBE}0" in (self._try([question, named]) or ""):
+        names = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), f"{PROBE}0")
+        named: dict[str, Any] = {"role": "assistant", "content": f"{PROBE}1", **names}
+        if f"{PROBE}0" in (self._try([question, named]) or ""):
             return False
-        _, found, rest = (self._try([question, _with_thinking_part(named)]) or "").partition(f"{_PROBE}0")
-        between, _, _ = rest.partition(f"{_PROBE}1")
+        _, found, rest = (self._try([question, _with_thinking_part(named)]) or "").partition(f"{PROBE}0")
+        between, _, _ = rest.partition(f"{PROBE}1")
         return bool(found) and "type" not in between  # which it has where a template writes any content as JSON
 
     def _writes_probe(self, *messages: dict[str, object]) -> bool:
-        return _PROBE in (self._try(messages) or "")
+        return PROBE in (self._try(messages) or "")
 
     def _try(self, messages: Sequence[dict[str, object]], tools: list[Any] | None = None) -> str | None:
         try:
