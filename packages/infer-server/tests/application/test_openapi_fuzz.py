@@ -25,7 +25,7 @@ BEYOND_SCHEMAS = re.compile(
       context_length_exceeded\ (max_tokens|prompt|messages|input)
     | model_not_found\ model
     | invalid_value\ (prompt|tokens)               # a token id outside the vocabulary, or a prompt too long for 64 bits
-    | invalid_value\ (min_tokens|max_tokens)       # one larger than the other
+    | invalid_value\ (min_tokens|max_tokens|max_completion_tokens|n_predict)  # one larger than the other, or 0
     | invalid_value\ (stream_options|top_logprobs) # without `stream`, `logprobs`
     | invalid_value\ (messages|add_\w+|chat_template_kwargs|documents)  # fields for `messages` or `prompt`, and both
     | missing_field\ prompt                        # and no `messages`
@@ -42,6 +42,7 @@ BEYOND_SCHEMAS = re.compile(
     | invalid_value\ (continue_final_message|add_generation_prompt)  # no message to continue
     | (invalid_value|missing_field)\ function(s|_call)\S*  # beside `tools`, of one name, or none of that
     | empty_prompt\ input                         # no item that counts
+    | previous_response_not_found\ previous_response_id
     | missing_field\ (input|tool_choice)\S*       # fields that belong to one type
     | invalid_value\ text\.format                # a schema that is missing
     | invalid_value\ tool_choice\.\S+            # none of the tools

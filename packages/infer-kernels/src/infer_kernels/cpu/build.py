@@ -54,7 +54,7 @@ COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w")
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
 """Tried in this order: not every compiler knows its own processor, or has OpenMP."""
 TIMEOUT_S = 600.0
-"""Of compilers, and of the wait for another process's: seconds are usual, minutes on a busy or small machine."""
+"""The most that compilers take, or another process's compilers: minutes are usual on a busy or small machine alone."""
 COMPILED = 10
 """The exit code of this file as a program that has compiled, or has waited for another process that did."""
 _LOCK = "cpu-kernels.lock"
