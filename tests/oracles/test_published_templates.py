@@ -33,6 +33,8 @@ from infer_models.text.chat.templates.left_out import CALLS, SYSTEM_BEFORE_RESUL
 from infer_server.anthropic.request import MessagesBody, messages_request
 from infer_server.http.bodies import decode_body
 from infer_server.openai.chat.request import ChatBody, chat_request
+from infer_server.openai.responses.item_store import ItemStore
+from infer_server.openai.responses.references import resolved_body
 from infer_server.openai.responses.request import ResponsesBody, responses_request
 
 Figure = Callable[[str, int, Sequence[str]], None]
@@ -119,7 +121,8 @@ class Ours:
         elif drawn.api == "messages":
             request = messages_request(_decoded(messages_body(drawn), MessagesBody), served_model="m")
         else:
-            request = responses_request(_decoded(responses_body(drawn), ResponsesBody), served_model="m")
+            body = resolved_body(_decoded(responses_body(drawn), ResponsesBody), ItemStore(), owner=None)
+            request = responses_request(body, served_model="m")
         assert not isinstance(request.prompt, str | list | tuple)
         encoded = self._tokenizer.chat.encode(self._formats.conversation(request.prompt))
         return self._tokenizer.decode(encoded.token_ids, skip_special_tokens=False)
