@@ -15,6 +15,7 @@ from infer_models.text.chat.special_tokens import (
     MessageMarks,
     SpecialToken,
     SpecialTokenScanner,
+    is_always_control,
     visible_characters,
 )
 from infer_models.text.chat.templates.left_out import said_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 # A name between punctuation, such as `<think>`, `[INST]` or `◁think▷`.
 _MARKER = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")
-_ALWAYS_CONTROL = re.compile(r"<([|\N{FULLWIDTH VERTICAL LINE}]).+\1>")
 
 
 class ReasoningState(Enum):
@@ -271,4 +271,4 @@ def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> li
 
 def _is_control(content: str, template_source: str) -> bool:
     is_written = content in template_source and _MARKER.fullmatch(content) is not None
-    return is_written or _ALWAYS_CONTROL.fullmatch(content) is not None
+    return is_written or is_always_control(content)
