@@ -109,7 +109,12 @@ def infill_format(named: Mapping[str, str], vocabulary: Mapping[str, int]) -> In
 
     `named` has the special tokens by name.
     """
-    told = {part: text for part, names in INFILL_NAMES.items() for name in reversed(names) if (text := named.get(name))}
+    told = {
+        part: named[name]
+        for part, names in INFILL_NAMES.items()
+        for name in reversed(names)
+        if named.get(name) in vocabulary
+    }
     if not {"prefix", "suffix"} <= told.keys():
         told = {}
     pads = (told.pop("pad"),) if "pad" in told else ()
@@ -117,12 +122,11 @@ def infill_format(named: Mapping[str, str], vocabulary: Mapping[str, int]) -> In
         each for each in INFILL_FORMATS if {each.prefix, each.suffix, each.middle or ""} - {""} <= vocabulary.keys()
     )
     found = next((each for each in there if told.get("prefix", each.prefix) == each.prefix), None)
-    if found is not None:
-        found = replace(found, **told)
-    elif "middle" in told:
-        found = InfillFormat(**told)
-    else:
+    if found is None and "middle" in told:
+        found = InfillFormat(prefix="", suffix="", middle=None)  # of no model that is known
+    if found is None:
         return None
+    found = replace(found, **told)
     return replace(
         found,
         repository=found.repository if found.repository in vocabulary else None,

@@ -103,6 +103,7 @@ class ChatEncoder:
         self.tool_call_format: ToolCallFormat | None = TOOL_CALL_FORMATS.get(tool_call_format)
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(tool_template.source)
+        self._tool_template = tool_template
         self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
         self._switches, self._switches_with_tools = Switches(template), Switches(tool_template)
         self._encoder = encoder
@@ -124,6 +125,11 @@ class ChatEncoder:
     def knows_tools(self) -> bool:
         """Whether the template tells the model about tools."""
         return self._renderer.knows_tools
+
+    @property
+    def variable_names(self) -> frozenset[str]:
+        """The names of variables that the template reads, with tools or without."""
+        return self.template.variable_names | self._tool_template.variable_names
 
     @property
     def left_out(self) -> str:
