@@ -49,6 +49,7 @@ def test_a_gap_is_filled_until_a_token_of_the_format(serve_script: ServeScript) 
         # A file that is larger than the context is cut, not refused, and an answer has room.
         long = client.post("/infill", json=INFILL | {"input_prefix": "x" * 20_000, "n_predict": 16})
         assert (long.status_code, long.json()["content"]) == (200, "return 1")
+        assert rendered(client, GAP | {"prompt": "x" * 20_000}).count("x") > 20_000
         too_long = client.post("/v1/completions", json=GAP | {"prompt": "x" * 20_000})
         assert (too_long.status_code, too_long.json()["error"]["code"]) == (422, "context_length_exceeded")
 

@@ -7,7 +7,7 @@ seen it; and as Code Llama and Codestral are published, there is no space before
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -32,16 +32,24 @@ class Spelled:
     added: bool = False
 
 
-_QWEN = Spelled(
-    *(f"<|fim_{word}|>" for word in ("prefix", "suffix", "middle")), "<|repo_name|>", "<|file_sep|>", added=True
-)
-_STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
-_DEEPSEEK = tuple(f"<\uff5cfim▁{word}\uff5c>" for word in ("begin", "hole", "end"))
+_STARCODER = Spelled("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 VOCABULARIES: Mapping[str, Spelled] = {
-    "starcoder": Spelled(*_STARCODER),
-    "refact": Spelled(*_STARCODER, repository="<reponame>"),
-    "deepseek-coder": Spelled(*_DEEPSEEK, beginning="<\uff5cbegin▁of▁sentence\uff5c>"),
-    "qwen2": _QWEN,
+    "starcoder": _STARCODER,
+    "refact": replace(_STARCODER, repository="<reponame>"),
+    "deepseek-coder": Spelled(
+        "<\uff5cfim▁begin\uff5c>",
+        "<\uff5cfim▁hole\uff5c>",
+        "<\uff5cfim▁end\uff5c>",
+        beginning="<\uff5cbegin▁of▁sentence\uff5c>",
+    ),
+    "qwen2": Spelled(
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        repository="<|repo_name|>",
+        file="<|file_sep|>",
+        added=True,
+    ),
 }
 _BETWEEN_TEXTS = "\n__ggml_vocab_test__\n"
 

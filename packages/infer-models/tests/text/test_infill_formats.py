@@ -49,7 +49,8 @@ def test_codestral_has_the_text_after_first_and_no_token_in_the_middle() -> None
 
 @pytest.mark.parametrize("missing", ["prefix", "suffix", "middle"])
 def test_a_vocabulary_without_one_of_the_tokens_has_no_format(missing: str) -> None:
-    part = tokenizer_of(replace(QWEN, **{missing: "<|other|>"}, ends=()))
+    parts: dict[str, Any] = {missing: "<|other|>"}
+    part = tokenizer_of(replace(QWEN, ends=(), **parts))
     assert part.infill is None
     assert Tokenizer(byte_level()).infill is None
 

@@ -5,6 +5,7 @@ All checks of a request happen here, before it enters the queue.
 
 import logging
 import random
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -197,7 +198,7 @@ class InputProcessor:
                 return self._encode_chat(prompt, max_tokens).token_ids
             case InfillPrompt():
                 encode = partial(self._require_infill().encode, adds_beginning=add_special_tokens, cuts=prompt.cuts)
-                most = max_tokens or self._limits.max_seq_len
+                most = max_tokens or sys.maxsize
                 return _refuse_if_tokenizer_fails(
                     lambda: encode(prompt.prefix, prompt.suffix, files=prompt.files, max_tokens=most)
                 )

@@ -7,6 +7,7 @@ What is left of `[prefix]` is written with texts of other files; some formats ha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tokenizers
 
@@ -109,7 +110,7 @@ def infill_format(named: Mapping[str, str], vocabulary: Mapping[str, int]) -> In
 
     `named` has the special tokens by name.
     """
-    told = {
+    told: dict[str, Any] = {
         part: named[name]
         for part, names in INFILL_NAMES.items()
         for name in reversed(names)
@@ -152,7 +153,7 @@ class InfillEncoder:
     ) -> None:
         """Encode in the format `form`; `bos_token_id` begins a prompt where the tokenizer puts it before a text."""
         self._form = form
-        self._ids = {text: tokenizer.token_to_id(text) for text in form.tokens}
+        self._ids = {text: found for text in form.tokens if (found := tokenizer.token_to_id(text)) is not None}
         self.end_ids = tuple(dict.fromkeys(self._ids.values()))
         first = tokenizer.encode("").ids[:1]
         self._beginning = first if first == [bos_token_id] else []

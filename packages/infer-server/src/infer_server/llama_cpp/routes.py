@@ -54,8 +54,10 @@ class _InfillEndpoint(Endpoint[InfillBody]):
         try:
             async with aclosing(self._pieces(accepted)) as pieces:
                 async for piece in pieces:
-                    is_last = isinstance(piece, InfillAnswer)
-                    yield plain_event("", selected_fields(piece, accepted.body.response_fields) if is_last else piece)
+                    if isinstance(piece, InfillPiece):
+                        yield plain_event("", piece)
+                    else:
+                        yield plain_event("", selected_fields(piece, accepted.body.response_fields))
         except ApiError as error:
             yield plain_event("error", error.reply)
 
