@@ -39,11 +39,11 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/src/infer_models/config": 17,
     "packages/infer-models/src/infer_models/families": 14,
     "packages/infer-models/tests": 16,
-    "packages/infer-models/tests/text": 17,
+    "packages/infer-models/tests/text": 18,
     "packages/infer-server/src/infer_server/api": 14,
     "packages/infer-server/tests/connections": 15,
     "tests": 34,
-    "tests/field": 31,
+    "tests/field": 32,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
@@ -56,8 +56,8 @@ CEILINGS: dict[str, int] = {
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 28_400,
     "packages/infer-engine/tests": 22_300,
-    "packages/infer-server/src": 14_300,
-    "packages/infer-server/tests": 10_100,
+    "packages/infer-server/src": 14_900,
+    "packages/infer-server/tests": 10_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_900,

@@ -37,7 +37,8 @@ def rewrite(path: Path, **values: Any) -> None:
             item = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), field.types[0], item)
     for key, value in values.items():
-        writer.add_array(f"tokenizer.ggml.{key}", value)
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"tokenizer.ggml.{key}", value)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -147,6 +148,22 @@ def test_keys_that_nobody_reads_are_named_once(tmp_path: Path, caplog: pytest.Lo
         f"{path}: the metadata has `llama.expert_weights_scale`, which nothing here reads",
         f"{path}: the metadata has `tokenizer.ggml.words_to_remove`, which nothing here reads",
     ]
+
+
+@pytest.mark.covers("gguf/tokenizers")
+@pytest.mark.parametrize("names", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
+def test_a_file_names_the_tokens_around_a_gap(
+    names: tuple[str, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save("llama", tmp_path, {})
+    assert Tokenizer.from_folder(path).infill is None
+    rewrite(path, **{f"{name}_token_id": number for number, name in enumerate(names, 7)})
+    tokenizer = Tokenizer.from_folder(path)
+    assert tokenizer.infill is not None
+    prompt = tokenizer.infill.encode("x", "y", max_tokens=20)
+    assert [token_id for token_id in prompt if token_id in (7, 8, 9)] == [7, 8, 9]
+    assert prompt[-1] == 9
+    assert "nothing here reads" not in caplog.text
 
 
 def test_ministral_3_scales_positions_and_queries(tmp_path: Path) -> None:

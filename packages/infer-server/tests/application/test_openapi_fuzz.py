@@ -33,6 +33,7 @@ BEYOND_SCHEMAS = re.compile(
     | unsupported_value\ response_format\.format   # tags with more than schemas
     | unknown_field\ [\s\S]*                       # in `extra_body`
     | unsupported_value\ best_of                   # not the value of `n`
+    | (invalid_value|unsupported_value)\ (suffix|echo)  # of token ids, and both
     | invalid_value\ (allowed_token_ids|bad_words)  # beside a grammar, or one leaves nothing of the other
     | unsupported_value\ (repeat_last_n|penalty_last_n|repetition_penalty_range|rep_pen_range)  # beside a penalty
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
@@ -120,6 +121,9 @@ def is_a_whole_stream(_: CheckContext, response: schemathesis.Response, case: Ca
         if case.operation.path == "/v1/responses":
             assert last[0] == last[1]["type"] == "response.completed"
             assert [data["sequence_number"] for _, data in [*events, last]] == list(range(len(events) + 1))
+            return
+        if case.operation.path == "/infill":
+            assert [data["stop"] for _, data in [*events, last]] == [False] * len(events) + [True]
             return
         assert last == (None, "[DONE]")
         assert all("choices" in chunk for _, chunk in events)

@@ -10,6 +10,7 @@ from infer_models.text.chat.encoder import ChatEncoder
 from infer_models.text.chat.templates.template import ChatTemplate, ChatTemplateMissingError, Message
 from infer_models.text.encoding import TextEncoder
 from infer_models.text.files.tokenizer_files import read_tokenizer_files
+from infer_models.text.infill import InfillEncoder, infill_format
 from infer_models.text.token_bytes import TokenBytes
 from infer_models.text.token_count_bound import max_bytes_per_token
 
@@ -28,6 +29,7 @@ class Tokenizer:
         bos_token_id: id of the token that begins a text, by `tokenizer_config.json`; None where there is none.
         eos_token_id: id of the token that ends a text, by `tokenizer_config.json`; None where there is none. Further
             tokens that end an answer are in `generation_config.json`.
+        infill: the encoder of texts with a gap; None where the vocabulary has no tokens for that.
         unread_fields: names of fields of `tokenizer_config.json` that nothing here reads and that may change texts.
     """
 
@@ -63,7 +65,8 @@ class Tokenizer:
                 tool_call_format=tool_call_format,
                 reasoning_format=reasoning_format,
             )
-        self.vocab_size: int = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        vocab = tokenizer.get_vocab()
+        self.vocab_size: int = 1 + max(vocab.values(), default=-1)
         ordinary_vocab = tokenizer.get_vocab(with_added_tokens=False)
         self.ordinary_vocab_size: int = 1 + max(ordinary_vocab.values(), default=-1)
         self.special_ids = frozenset(
@@ -73,6 +76,12 @@ class Tokenizer:
         self._token_bytes = TokenBytes(tokenizer, fallback_byte_ids=self.fallback_byte_ids)
         self.bos_token_id = self._named_id(named_tokens, "bos_token")
         self.eos_token_id = self._named_id(named_tokens, "eos_token")
+        form = infill_format(named_tokens, vocab)
+        self.infill = None
+        if form is not None:
+            self.infill = InfillEncoder(
+                tokenizer, form, bos_token_id=self.bos_token_id, max_bytes_per_token=bytes_per_token
+            )
 
     @classmethod
     def from_folder(
