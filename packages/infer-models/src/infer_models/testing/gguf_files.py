@@ -187,7 +187,7 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
     }
     if architecture in HYBRIDS.values():
         values |= hybrid_values(config, architecture)
-    if architecture == "granite":
+    if architecture.startswith("granite"):
         values |= {
             "attention.scale": config["attention_multiplier"],
             "embedding_scale": config["embedding_multiplier"],
@@ -281,7 +281,7 @@ def _tensors(
             else:
                 found[f"{layer}ffn_{part}.{parts[5]}.weight"] = [name]
             continue
-        has_norms_after = architecture in ("gemma3", "olmo2", "gpt-oss", *HYBRIDS.values())
+        has_norms_after = architecture in {"gemma3", "olmo2", "gpt-oss", *HYBRIDS.values()} - {"granitehybrid"}
         own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}
         stored = {**_NAMES, **own}.get(within, within)
         found[f"{layer}{stored}.{leaf}" if stored else layer + leaf] = [name]
@@ -290,7 +290,7 @@ def _tensors(
 
 def _heads_of(stored: str, config: Mapping[str, Any], architecture: str) -> int:
     """Return the heads whose rows llama.cpp interleaves; 0: none."""
-    if architecture not in ("llama", "mistral3", "granite", "smollm3"):
+    if architecture not in ("llama", "mistral3", "granite", "granitehybrid", "smollm3"):
         return 0
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     return int(heads.get(stored.split(".")[-2], 0))

@@ -1,5 +1,6 @@
 """`GgufFile`: the tensors of a GGUF file by the names, in the order and with the values that models know."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,8 @@ _CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
 """Tensors [channels, width], which models have with a dimension of one between."""
 _ROWS = ("ffn_gate_inp_shexp",)
 """Tensors that are a row of models' matrices."""
+_VECTORS = ("ssm_a", "ssm_d", "ssm_norm")
+"""Tensors of several dimensions that are vectors of models."""
 _DECAY = "ssm_a"
 
 
@@ -219,6 +222,8 @@ def _as_models(tensor: StoredTensor, architecture: Architecture, metadata: Metad
         tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
     if within in _ROWS and len(tensor.shape) == 1:
         tensor = replace(tensor, shape=(1, *tensor.shape))
+    if within in _VECTORS:
+        tensor = replace(tensor, shape=(math.prod(tensor.shape),))
     changes = _changes(tensor, within, architecture, metadata)
     rows = architecture.rows(metadata, within, tensor.shape[0]) if tensor.shape else {}
     if not rows:
@@ -240,7 +245,8 @@ def _changes(tensor: StoredTensor, within: str, architecture: Architecture, meta
     heads_key = _HEADS.get(within)
     if architecture.has_interleaved_heads and heads_key is not None:
         default = metadata.count(_HEADS["attn_q"])
-        head_rows = tensor.shape[0] // max(metadata.count(heads_key, default), 1)
+        count = metadata.count_but_zeros if architecture.has_states else metadata.count
+        head_rows = tensor.shape[0] // max(count(heads_key, default), 1)
         return {"head_rows": head_rows} if head_rows and head_rows % 2 == 0 else {}
     if within and within == architecture.columns_in_turns:
         heads = DeltaHeads.read(metadata)
