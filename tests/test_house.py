@@ -21,7 +21,7 @@ LONG_FILES: dict[str, int] = {
     "packages/infer-engine/tests/chat/test_parameters.py": 416,
     "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 405,
     "tests/field/test_quantized_as_found.py": 417,
-    "tests/oracles/test_converter.py": 494,
+    "tests/oracles/test_converter.py": 517,
     "tests/oracles/test_sdk_types.py": 433,
 }
 """Files of more lines than `MAX_LINES`, with their number."""
@@ -50,8 +50,8 @@ LARGE_FOLDERS: dict[str, int] = {
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 29_500,
     "packages/infer-kernels/tests": 13_900,
-    "packages/infer-models/src": 20_100,
-    "packages/infer-models/tests": 10_200,
+    "packages/infer-models/src": 20_500,
+    "packages/infer-models/tests": 10_450,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 28_400,

@@ -20,7 +20,7 @@ def some_quantized(name: str) -> str | None:
     return {"attn_qkv": "Q8_0", "ssm_out": "Q4_K", "attn_gate": "Q4_K", "in_proj": "Q4_K"}.get(name.split(".")[-2])
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe", "granitemoehybrid"])
 def test_greedy_tokens_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     save_tiny(family, tmp_path, **SIZES, **HEADS)
     save_tiny_tokenizer(tmp_path)

@@ -1,5 +1,6 @@
 """What GGUF files of other programs say, leave out, or say in another place: Ollama's, and models that do not write."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,14 @@ def test_ministral_3_scales_positions_and_queries(tmp_path: Path) -> None:
     ours, theirs = read_checkpoint_config(tmp_path / "model.gguf"), read_checkpoint_config(tmp_path)
     assert (ours.ropes, ours.query_scaling) == (theirs.ropes, theirs.query_scaling)
     assert torch.tensor([each.scaling.attention_factor for each in ours.ropes if each]).ne(1.0).all()
+
+
+def test_granite_4_whose_layers_all_attend_is_a_granite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # ggml-org/llama.cpp#16177: the converter changes the architecture, and keeps the sizes of layers that are not there
+    save_tiny("granite", tmp_path, intermediate_size=96)
+    of_others = {"feed_forward_length": 64, "expert_shared_feed_forward_length": 96, "ssm.state_size": 128}
+    of_layers = {"attention.head_count_kv": [2, 2, 2], "rope.scaling.finetuned": True, "expert_used_count": 0}
+    save_gguf(tmp_path, tmp_path / "model.gguf", metadata=of_others | of_layers)
+    ours, theirs = (read_checkpoint_config(each) for each in (tmp_path / "model.gguf", tmp_path))
+    assert replace(ours, quantization=None) == replace(theirs, quantization=None)
+    assert not caplog.records
