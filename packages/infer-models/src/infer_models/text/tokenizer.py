@@ -1,6 +1,7 @@
 """`Tokenizer`: text to token ids and back, and chats to prompts."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -29,7 +30,6 @@ class Tokenizer:
         bos_token_id: id of the token that begins a text, by `tokenizer_config.json`; None where there is none.
         eos_token_id: id of the token that ends a text, by `tokenizer_config.json`; None where there is none. Further
             tokens that end an answer are in `generation_config.json`.
-        infill: the encoder of texts with a gap; None where the vocabulary has no tokens for that.
         unread_fields: names of fields of `tokenizer_config.json` that nothing here reads and that may change texts.
     """
 
@@ -76,12 +76,23 @@ class Tokenizer:
         self._token_bytes = TokenBytes(tokenizer, fallback_byte_ids=self.fallback_byte_ids)
         self.bos_token_id = self._named_id(named_tokens, "bos_token")
         self.eos_token_id = self._named_id(named_tokens, "eos_token")
-        form = infill_format(named_tokens, vocab)
-        self.infill = None
-        if form is not None:
-            self.infill = InfillEncoder(
-                tokenizer, form, bos_token_id=self.bos_token_id, max_bytes_per_token=bytes_per_token
-            )
+        self._infill_format = infill_format(named_tokens, vocab)
+        self._bytes_per_token = bytes_per_token
+
+    @cached_property
+    def infill(self) -> InfillEncoder | None:
+        """The encoder of texts with a gap; None where the vocabulary has no tokens for that.
+
+        It is made for the first such text: it has a copy of the tokenizer, which takes a part of a second.
+        """
+        if self._infill_format is None:
+            return None
+        return InfillEncoder(
+            self._tokenizer,
+            self._infill_format,
+            bos_token_id=self.bos_token_id,
+            max_bytes_per_token=self._bytes_per_token,
+        )
 
     @classmethod
     def from_folder(
