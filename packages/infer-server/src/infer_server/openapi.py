@@ -154,8 +154,8 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     (reference,), components = msgspec.json.schema_components([struct])
     schema: dict[str, Any] = _inlined(reference, components)
     for name, meant in other_names(struct).items():
-        as_meant = schema["properties"].get(meant, {"enum": [None, ""]})
-        schema["properties"][name] = as_meant | {"description": f"Another name of `{meant}`."}
+        kinds = [{"enum": [None, "", [], {}]}, *filter(None, [schema["properties"].get(meant)])]
+        schema["properties"][name] = {"anyOf": kinds, "description": f"Another name of `{meant}`."}
     return schema
 
 
