@@ -23,7 +23,13 @@ from infer_models.testing.gguf_files import DEQUANTIZED_KINDS, random_blocks, sa
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
-HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+HEADS: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+OWN = {"qwen3_5": HEADS, "gemma3": {"layer_types": None, "rope_parameters": None}}
 SMALL = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256, "shared_intermediate_size": 256}
 PLAIN = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "ssm_norm")
 MIXED = {
@@ -90,8 +96,7 @@ def test_a_file_of_one_type_is_the_checkpoint_of_its_numbers(kind: str, tmp_path
 @pytest.mark.covers("gguf/types")
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "granitemoehybrid", "qwen3_5", "gemma3"])
 def test_types_are_mixed_with_others_in_products_and_experts(family: str, tmp_path: Path) -> None:
-    fields = {"qwen3_5": HEADS, "gemma3": {"layer_types": None, "rope_parameters": None}}.get(family, {})
-    path = save(tmp_path, mixed, family, **SMALL, **fields)
+    path = save(tmp_path, mixed, family, **SMALL, **OWN.get(family, {}))
     assert_same_models(loaded(path), loaded(tmp_path))
     if family == "llama":  # the table of tokens is kept in four bits
         assert isinstance(loaded(path).get_submodule("model.embed_tokens").weight, QuantizedWeight)
