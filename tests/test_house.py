@@ -21,7 +21,7 @@ LONG_FILES: dict[str, int] = {
     "packages/infer-engine/tests/chat/test_parameters.py": 416,
     "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 405,
     "tests/field/test_quantized_as_found.py": 417,
-    "tests/oracles/test_converter.py": 494,
+    "tests/oracles/test_converter.py": 522,
     "tests/oracles/test_sdk_types.py": 433,
 }
 """Files of more lines than `MAX_LINES`, with their number."""
@@ -39,25 +39,25 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/src/infer_models/config": 17,
     "packages/infer-models/src/infer_models/families": 14,
     "packages/infer-models/tests": 16,
-    "packages/infer-models/tests/text": 17,
+    "packages/infer-models/tests/text": 18,
     "packages/infer-server/src/infer_server/api": 14,
     "packages/infer-server/tests/connections": 15,
     "tests": 34,
-    "tests/field": 31,
+    "tests/field": 32,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 29_500,
     "packages/infer-kernels/tests": 13_900,
-    "packages/infer-models/src": 20_100,
-    "packages/infer-models/tests": 10_200,
+    "packages/infer-models/src": 20_500,
+    "packages/infer-models/tests": 10_450,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 28_400,
     "packages/infer-engine/tests": 22_300,
-    "packages/infer-server/src": 14_300,
-    "packages/infer-server/tests": 10_100,
+    "packages/infer-server/src": 14_900,
+    "packages/infer-server/tests": 10_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_900,

@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from infer_engine.protocol import ChatPrompt
 from infer_server.api.foreign_fields import ForeignFields
 from infer_server.app import create_app
 from infer_server.openapi import other_names
@@ -290,7 +291,7 @@ async def test_thinking_is_switched_in_the_words_of_other_apis(
     reply = await client.post("/v1/chat/completions", json={"messages": HI} | fields)
     assert reply.status_code == 200, reply.text
     prompt = engine.requests[-1].prompt
-    assert not isinstance(prompt, str | list)
+    assert isinstance(prompt, ChatPrompt)
     assert prompt.template_kwargs == variables
 
 

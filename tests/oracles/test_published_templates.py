@@ -28,6 +28,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from infer_engine.chat.formats import ChatFormats
+from infer_engine.protocol import ChatPrompt
 from infer_models.text import ChatTemplate, ChatTemplateError, Tokenizer
 from infer_models.text.chat.templates.left_out import CALLS, SYSTEM_BEFORE_RESULTS, WORDS_BESIDE_CALLS
 from infer_server.anthropic.request import MessagesBody, messages_request
@@ -123,7 +124,7 @@ class Ours:
         else:
             body = resolved_body(_decoded(responses_body(drawn), ResponsesBody), ItemStore(), owner=None)
             request = responses_request(body, served_model="m")
-        assert not isinstance(request.prompt, str | list | tuple)
+        assert isinstance(request.prompt, ChatPrompt)
         encoded = self._tokenizer.chat.encode(self._formats.conversation(request.prompt))
         return self._tokenizer.decode(encoded.token_ids, skip_special_tokens=False)
 

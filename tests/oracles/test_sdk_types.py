@@ -24,7 +24,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import input_token_count_params, response_create_params
 from pydantic import BaseModel
 
-from infer_engine.protocol import AnswerDelta, ChatPrompt, ContentDelta, ReasoningDelta, ToolCallDelta
+from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, TextPrompt, ToolCallDelta
 from infer_server.api.carried_thinking import carried_thinking
 from infer_server.testing import FakeEngine, Script
 from infer_server.testing.client import client_of
@@ -276,9 +276,9 @@ def in_body(route: Route, name: str, value: Any) -> dict[str, Any]:
 class RecordingEngine(FakeEngine):
     """An engine that also records the prompt that it counts."""
 
-    counted: str | ChatPrompt | None = None
+    counted: TextPrompt | None = None
 
-    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, prompt: TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         self.counted = prompt
         return await super().tokenize(prompt, add_special_tokens=add_special_tokens)
 

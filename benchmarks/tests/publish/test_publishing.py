@@ -98,9 +98,10 @@ def test_commands_get_a_checkpoint_and_a_folder_for_their_result(tmp_path: Path)
 def test_the_real_model_is_a_checkpoint_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr("infer_bench.quality.smollm.smollm_folder", lambda: tmp_path / "cache")
-    command = Checkpoints(tmp_path).fill("infer-bench serving --checkpoint {checkpoint:smollm2-135m-instruct}")
-    assert Path(command.split()[-1]) == tmp_path / "smollm2-135m-instruct"
-    assert (tmp_path / "smollm2-135m-instruct").resolve() == (tmp_path / "cache").resolve()
+    made = Checkpoints(tmp_path / "made")
+    command = made.fill("infer-bench serving --checkpoint {checkpoint:smollm2-135m-instruct}")
+    assert Path(command.split()[-1]) == made.folder / "smollm2-135m-instruct"
+    assert (made.folder / "smollm2-135m-instruct").resolve() == (tmp_path / "cache").resolve()
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_started() -> None:

@@ -31,6 +31,7 @@ class Checkpoints:
             before, _, rest = command.partition("{checkpoint:")
             shape, _, after = rest.partition("}")
             made = self.folder / shape
+            self.folder.mkdir(parents=True, exist_ok=True)
             if not made.exists() and shape == smollm.NAME:
                 made.symlink_to(smollm.smollm_folder(), target_is_directory=True)
             elif not made.exists():

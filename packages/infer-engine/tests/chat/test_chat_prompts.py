@@ -53,6 +53,17 @@ def test_a_last_message_is_continued_without_a_generation_prompt() -> None:
     assert TOKENIZER.chat.render(FORMATS.conversation(chat)).endswith("<|im_start|>assistant\nIt is")
 
 
+def test_documents_that_the_template_would_leave_out_are_refused() -> None:
+    documents = {"documents": [{"title": "Weather", "text": "Rain."}]}
+    with pytest.raises(InvalidRequestError, match="left out") as refused:
+        FORMATS.conversation(prompt(template_kwargs=documents))
+    assert refused.value.param == "documents"
+    assert FORMATS.conversation(prompt(template_kwargs={"documents": []})).variables == {"documents": []}
+    reads = "{% macro said() %}{% for each in documents or [] %}{{ each.text }}{% endfor %}{% endmacro %}{{ said() }}"
+    for tokenizer in (family_tokenizer(reads), family_tokenizer(HERMES, tool_template=reads)):
+        assert ChatFormats(tokenizer).conversation(prompt(template_kwargs=documents)).variables == documents
+
+
 # vllm-project/vllm#50768, sgl-project/sglang#10600: ids are where Kimi's template finds the name and number of a call
 def test_kimis_template_gets_ids_that_name_and_count_the_calls() -> None:
     first, second, third = (ToolCall(id=f"call_{each}", name=each, arguments={}) for each in ("f", "g", "f2"))

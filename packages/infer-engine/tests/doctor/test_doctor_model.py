@@ -68,6 +68,15 @@ def test_a_gguf_file_is_fine_and_its_types_are_counted(tmp_path: Path) -> None:
     assert "is truncated" in cut.findings["config.json"].found
 
 
+def test_what_types_take_that_are_dequantized_is_a_warning(tmp_path: Path) -> None:
+    save_servable("llama", tmp_path, hidden_size=256, intermediate_size=256)
+    path = tmp_path / "model.gguf"
+    save_gguf(tmp_path, path, kind_of=lambda name: "IQ3_S" if "ffn" in name else None)
+    found = examined(examine_checkpoint, model=str(path))
+    assert found.named("failed") == set()
+    assert "weights of IQ3_S are dequantized: they take" in found.findings["weights"].found
+
+
 def test_the_demo_model_is_fine_and_its_path_is_not_shown() -> None:
     found = examined(examine_checkpoint, model="infer-demo")
     assert found.named("failed") == found.named("warning") == set()

@@ -12,15 +12,16 @@ from infer_models.testing.gguf_files import save_gguf
 
 PROMPTS = [random_prompt(length) for length in (1, 9, 40)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-SIZES: dict[str, Any] = {"hidden_size": 256, "linear_num_value_heads": 8}
+SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "linear_num_value_heads": 8}
 HEADS: dict[str, Any] = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 
 
 def some_quantized(name: str) -> str | None:
-    return {"attn_qkv": "Q8_0", "ssm_out": "Q4_K", "attn_gate": "Q4_K", "in_proj": "Q4_K"}.get(name.split(".")[-2])
+    kinds = {"attn_qkv": "Q8_0", "ssm_out": "Q4_K", "attn_gate": "Q4_K", "in_proj": "Q4_K", "ssm_in": "IQ3_S"}
+    return kinds.get(name.split(".")[-2])
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe", "granitemoehybrid"])
 def test_greedy_tokens_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     save_tiny(family, tmp_path, **SIZES, **HEADS)
     save_tiny_tokenizer(tmp_path)

@@ -54,7 +54,7 @@ def save_file(family: str, folder: Path, kind: str | None = None) -> Path:
 
 
 @pytest.mark.covers("gguf/families")
-@pytest.mark.parametrize("kind", [None, "F16", "Q4_K"])
+@pytest.mark.parametrize("kind", [None, "F16", "Q4_K", "IQ3_S"])
 @pytest.mark.parametrize("family", ["llama", "granite", "smollm3", "qwen2", "qwen3_5", "gemma3", "olmo2", "lfm2"])
 def test_fused_attention_has_the_numbers_of_its_parts(family: str, kind: str | None, tmp_path: Path) -> None:
     # ggml-org/llama.cpp#20628: `--fuse-qkv`; rows of queries and keys are in the order of rotated pairs there too

@@ -96,8 +96,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     ),
     "rows that are no blocks": (gguf_bytes(tensors=(tensor("a", (33, 2), 8),)), "whose rows are no blocks of 32"),
     "a type that is not read": (
-        gguf_bytes(tensors=(tensor("a", (256,), 16),)),
-        "is of type IQ2_XXS, which is not read",
+        gguf_bytes(tensors=(tensor("a", (256,), 41),)),
+        "is of type Q1_0, which is not read",
     ),
     "a type of Ollama alone": (  # ggml-org/llama.cpp#15597
         gguf_bytes(tensors=(tensor("a", (256,), 4),)),

@@ -18,7 +18,7 @@ from infer_models.testing import TINY_FAMILIES, save_tiny
 from infer_models.testing.gguf_files import save_gguf
 
 CPU = torch.device("cpu")
-FAMILIES = ("lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe")
+FAMILIES = ("lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe", "granitemoehybrid")
 WIDE: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 768}
 DELTA_NET: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -29,7 +29,8 @@ DELTA_NET: dict[str, Any] = {
     "shared_expert_intermediate_size": 256,
 }
 """Sizes of rows that are whole blocks of every type; a block of 256 columns has eight value heads."""
-PLAIN = ("shortconv.conv", "ssm_conv1d", "ffn_gate_inp", "ffn_gate_inp_shexp")
+OWN: dict[str, dict[str, Any]] = {"lfm2": {}, "granitemoehybrid": {"shared_intermediate_size": 256}}
+PLAIN = ("shortconv.conv", "ssm_conv1d", "ssm_norm", "ffn_gate_inp", "ffn_gate_inp_shexp")
 """Tensors that converters leave in fp32."""
 
 
@@ -52,7 +53,7 @@ def within(name: str) -> str:
 def save(family: str, folder: Path, **how: Any) -> Path:
     """Save a tiny checkpoint and the file made of it; return the file."""
     file = {each: how.pop(each) for each in ("kind_of", "metadata") if each in how}
-    save_tiny(family, folder, **{**WIDE, **({} if family == "lfm2" else DELTA_NET), **how})
+    save_tiny(family, folder, **{**WIDE, **OWN.get(family, DELTA_NET), **how})
     save_gguf(folder, folder / "model.gguf", **file)
     return folder / "model.gguf"
 
@@ -90,7 +91,7 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(
     path = save(family, tmp_path, kind_of=kind_of)
     ours, theirs = read_checkpoint_config(path), read_checkpoint_config(tmp_path)
     for field in ours.__slots__:
-        if field not in ("dtype", "quantization", "model_type"):
+        if field not in ("dtype", "quantization", "model_type", "has_parts_apart", "max_position_embeddings"):
             assert getattr(ours, field) == getattr(theirs, field), field
     assert ours.dtype == dtype
     assert_same_models(loaded(path), loaded(tmp_path))
@@ -99,6 +100,29 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(
     with torch.inference_mode():
         found = loaded(path, quantization="none")(ids, torch.arange(40), CausalView())
         torch.testing.assert_close(found, twin.eval()(ids[None]).logits[0], rtol=0, atol=2e-4)
+
+
+@pytest.mark.covers("gguf/families")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_local_experts": 0, "num_experts_per_tok": 0, "tie_word_embeddings": True},
+        {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_n_groups": 1},
+        {"attention_bias": True, "mamba_expand": 1},
+    ],
+)
+def test_granite_4_is_read_with_experts_or_without_and_with_any_biases(fields: dict[str, Any], tmp_path: Path) -> None:
+    path = save("granitemoehybrid", tmp_path, kind_of=mixed, **fields)
+    ours, theirs = read_checkpoint_config(path), read_checkpoint_config(tmp_path)
+    assert (ours.moe, ours.mamba, ours.states) == (theirs.moe, theirs.mamba, theirs.states)
+    assert_same_models(loaded(path), loaded(tmp_path))
+
+
+def test_granite_4_rotates_heads_where_the_file_says_so(tmp_path: Path) -> None:
+    # ggml-org/llama.cpp#13550: `rope.scaling.finetuned` is the switch, and a file without it rotates
+    path = save("granitemoehybrid", tmp_path, metadata={"rope.scaling.finetuned": None})
+    assert read_checkpoint_config(path).ropes[0] is not None
+    assert read_checkpoint_config(tmp_path).ropes[0] is None
 
 
 @needs_cpu_kernels
@@ -203,6 +227,18 @@ def test_layers_that_predict_several_tokens_are_left_unread(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "metadata", "message"),
     [
+        ("granitemoehybrid", {"ssm.inner_size": 384}, "is 384; it must be a multiple of the hidden size, 256"),
+        ("granitemoehybrid", {"ssm.conv_kernel": 1 << 31}, "has shape [576, 4] but the metadata makes it [576, 2147"),
+        ("granitemoehybrid", {"ssm.time_step_rank": 7}, "`mamba_n_heads` is 7; it must be a divisor"),
+        ("granitemoehybrid", {"ssm.group_count": None}, "the metadata has no `granitehybrid.ssm.group_count`"),
+        ("granitemoehybrid", {"attention.head_count_kv": [0, 2]}, "an array of 2; it must be 4 numbers, one for each"),
+        ("granitemoehybrid", {"expert_used_count": None}, "the metadata has no `granitehybrid.expert_used_count`"),
+        ("granitemoehybrid", {"expert_count": 5}, "holds 6 experts, but `granitehybrid.expert_count` is 5"),
+        (
+            "granitemoehybrid",
+            {"expert_shared_feed_forward_length": 0},
+            "is 0; it must be a whole number above 0: layers without a shared MLP are not read",
+        ),
         ("lfm2", {"shortconv.l_cache": None}, "the metadata has no `lfm2.shortconv.l_cache`"),
         (
             "lfm2",

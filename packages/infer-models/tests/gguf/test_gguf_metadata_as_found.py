@@ -1,5 +1,6 @@
 """What GGUF files of other programs say, leave out, or say in another place: Ollama's, and models that do not write."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def rewrite(path: Path, **values: Any) -> None:
             item = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), field.types[0], item)
     for key, value in values.items():
-        writer.add_array(f"tokenizer.ggml.{key}", value)
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"tokenizer.ggml.{key}", value)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -149,6 +151,22 @@ def test_keys_that_nobody_reads_are_named_once(tmp_path: Path, caplog: pytest.Lo
     ]
 
 
+@pytest.mark.covers("gguf/tokenizers")
+@pytest.mark.parametrize("names", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
+def test_a_file_names_the_tokens_around_a_gap(
+    names: tuple[str, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save("llama", tmp_path, {})
+    assert Tokenizer.from_folder(path).infill is None
+    rewrite(path, **{f"{name}_token_id": number for number, name in enumerate(names, 7)})
+    tokenizer = Tokenizer.from_folder(path)
+    assert tokenizer.infill is not None
+    prompt = tokenizer.infill.encode("x", "y", max_tokens=20)
+    assert [token_id for token_id in prompt if token_id in (7, 8, 9)] == [7, 8, 9]
+    assert prompt[-1] == 9
+    assert "nothing here reads" not in caplog.text
+
+
 def test_ministral_3_scales_positions_and_queries(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32}
     rope |= {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1}
@@ -159,3 +177,14 @@ def test_ministral_3_scales_positions_and_queries(tmp_path: Path) -> None:
     ours, theirs = read_checkpoint_config(tmp_path / "model.gguf"), read_checkpoint_config(tmp_path)
     assert (ours.ropes, ours.query_scaling) == (theirs.ropes, theirs.query_scaling)
     assert torch.tensor([each.scaling.attention_factor for each in ours.ropes if each]).ne(1.0).all()
+
+
+def test_granite_4_whose_layers_all_attend_is_a_granite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # ggml-org/llama.cpp#16177: the converter changes the architecture, and keeps the sizes of layers that are not there
+    save_tiny("granite", tmp_path, intermediate_size=96)
+    of_others = {"feed_forward_length": 64, "expert_shared_feed_forward_length": 96, "ssm.state_size": 128}
+    of_layers = {"attention.head_count_kv": [2, 2, 2], "rope.scaling.finetuned": True, "expert_used_count": 0}
+    save_gguf(tmp_path, tmp_path / "model.gguf", metadata=of_others | of_layers)
+    ours, theirs = (read_checkpoint_config(each) for each in (tmp_path / "model.gguf", tmp_path))
+    assert replace(ours, quantization=None) == replace(theirs, quantization=None)
+    assert not caplog.records

@@ -21,6 +21,8 @@ from infer_server.http.error_handlers import exception_handlers
 from infer_server.http.head_requests import with_head_requests
 from infer_server.http.request_ids import with_request_ids
 from infer_server.http.root_path import with_root_path
+from infer_server.invocations import invocation_routes
+from infer_server.llama_cpp.routes import infill_routes
 from infer_server.observability.access_log import AccessLog, record_route
 from infer_server.observability.metric_routes import metric_routes
 from infer_server.observability.metrics import ServerMetrics
@@ -70,6 +72,8 @@ def _routes(
             *chat_routes(engine, settings=settings, served_models=served_models),
             *responses_routes(engine, settings=settings, served_models=served_models),
             *message_routes(engine, settings=settings, served_models=served_models),
+            *infill_routes(engine, settings=settings, served_models=served_models),
+            *invocation_routes(engine, settings=settings, served_models=served_models),
             *tokenizer_routes(engine, settings=settings, served_models=served_models),
             *model_routes(engine, served_models=served_models),
             *status_routes(engine, is_ending=is_ending),

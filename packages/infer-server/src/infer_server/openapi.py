@@ -107,12 +107,13 @@ def _refusal_like(operation: Operation) -> OpenAPIResponse:
     return OpenAPIResponse(description="The API key is missing or wrong.", content=content)
 
 
-def operation_with_body(struct: type[msgspec.Struct], *, events: str | None = None) -> type[Operation]:
-    """Return the operation class of a route that decodes its body as `struct` itself.
+def operation_with_body(*structs: type[msgspec.Struct], events: str | None = None) -> type[Operation]:
+    """Return the operation class of a route that decodes its body as one of `structs` itself.
 
     `events` describes its event stream, if it can answer with one.
     """
-    schema = _ReadySchema(document=schema_of(struct))
+    schemas = [schema_of(struct) for struct in structs]
+    schema = _ReadySchema(document=schemas[0] if len(schemas) == 1 else {"oneOf": schemas})
 
     @dataclass
     class OperationWithBody(Operation):
@@ -153,8 +154,8 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     (reference,), components = msgspec.json.schema_components([struct])
     schema: dict[str, Any] = _inlined(reference, components)
     for name, meant in other_names(struct).items():
-        as_meant = schema["properties"].get(meant, {"enum": [None, ""]})
-        schema["properties"][name] = as_meant | {"description": f"Another name of `{meant}`."}
+        kinds = [{"enum": [None, "", [], {}]}, *filter(None, [schema["properties"].get(meant)])]
+        schema["properties"][name] = {"anyOf": kinds, "description": f"Another name of `{meant}`."}
     return schema
 
 

@@ -97,6 +97,12 @@ async def test_text_beside_results_comes_after_them() -> None:
     )
 
 
+async def test_thinking_of_others_is_passed_over() -> None:
+    blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"}, text("Be brief.")]
+    prompt = await prompt_for(system=blocks, messages=[{"role": "user", "content": blocks}])
+    assert prompt.messages == tuple(ChatMessage(role=role, content="Be brief.") for role in ("system", "user"))
+
+
 async def test_answer_of_the_assistant_comes_back_with_its_calls_and_thoughts() -> None:
     blocks = [
         {"type": "thinking", "thinking": "Hm", "signature": "abc"},

@@ -144,6 +144,8 @@ async def test_openapi_document_has_every_route_and_its_bodies(client: httpx.Asy
         "/v1/messages/count_tokens",
         *(f"/v1/{api}/render" for api in ("completions", "chat/completions", "responses", "messages")),
         "/apply-template",
+        "/infill",
+        "/invocations",
         "/v1/models",
         "/v1/models/{model_id}",
         "/tokenize",

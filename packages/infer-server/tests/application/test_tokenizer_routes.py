@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_engine.protocol import ChatPrompt
+from infer_engine.protocol import TextPrompt
 from infer_server.testing import FakeEngine, Script, running_server
 from infer_server.testing.client import client_of
 
@@ -90,7 +90,7 @@ class NeverTokenizingEngine(FakeEngine):
         self.has_begun = asyncio.Event()
         self.was_left = asyncio.Event()
 
-    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, prompt: TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         del prompt, add_special_tokens
         self.has_begun.set()
         try:

@@ -61,6 +61,14 @@ async def test_an_earlier_answer_is_taken_as_it_is(message: dict[str, Any], expe
     assert await read(message) == expected
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+@pytest.mark.parametrize("kind", ["thinking", "reasoning", "reasoning_text", "redacted_thinking"])
+async def test_thinking_in_messages_of_others_is_passed_over(role: str, kind: str) -> None:
+    parts = [{"type": kind, "thinking": "hm", "text": "hm", "data": "x"}, {"type": "text", "text": "Be brief."}]
+    first = (await prompt_of({"role": role, "content": parts}, HI)).messages[0]
+    assert (first.content, first.reasoning) == ("Be brief.", None)
+
+
 FUNCTIONS: list[tuple[dict[str, Any], Any]] = [
     ({"name": "f", "arguments": '{"a": "onc'}, '{"a": "onc'),
     ({"name": "f", "arguments": {"a": 1}}, {"a": 1}),

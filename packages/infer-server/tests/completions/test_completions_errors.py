@@ -121,7 +121,7 @@ async def test_value_out_of_range_is_422_and_names_the_field(client: httpx.Async
     assert error_of(reply)["param"] == next(iter(field))
 
 
-UNSUPPORTED = [("best_of", 3), ("suffix", "end")]
+UNSUPPORTED = [("best_of", 3), ("use_beam_search", True)]
 
 
 @pytest.mark.covers("http/unsupported-fields")

@@ -66,3 +66,11 @@ async def test_calls_can_be_sent_back() -> None:
     prompt: Any = engine.requests[0].prompt
     calls = [(call.name, call.arguments) for call in prompt.messages[1].tool_calls]
     assert calls == [("apply_patch", {"input": "x"}), ("mcp__docs__search", {})]
+
+
+async def test_names_of_tools_that_take_a_text_are_checked_as_those_of_functions() -> None:
+    inside = {"type": "namespace", "name": "files", "tools": [{"type": "custom", "name": "no name"}]}
+    async with client_of(FakeEngine()) as client:
+        for tool, place in (({"type": "custom", "name": ""}, "tools[0].name"), (inside, "tools[0].tools[0].name")):
+            reply = await client.post("/v1/responses", json={"input": "hi", "tools": [tool]})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, place)

@@ -32,7 +32,8 @@ class ChatFormats:
         """Return what the template gets for `prompt`.
 
         Raises:
-            InvalidRequestError: a variable of the template that is not the caller's to set.
+            InvalidRequestError: a variable of the template that is not the caller's to set, or documents that the
+                template leaves out.
         """
         for name in prompt.template_kwargs:
             if name in self._chat.template.reserved_names or not name.isidentifier():
@@ -40,6 +41,11 @@ class ChatFormats:
                     f"`chat_template_kwargs` has {name[:40]!r}, which is not yours to set; leave it out.",
                     param="chat_template_kwargs",
                 )
+        if prompt.template_kwargs.get("documents") and "documents" not in self._chat.variable_names:
+            raise InvalidRequestError(
+                "`documents` are left out by this model's chat template; put their texts into a message.",
+                param="documents",
+            )
         names = {call.id: call.name for message in prompt.messages for call in message.tool_calls}
         ids: dict[str, str] = {}  # of the template, by the client's, which may come again in a later turn
         messages, number = [], 0

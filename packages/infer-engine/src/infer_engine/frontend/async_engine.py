@@ -18,16 +18,15 @@ from typing import Self, TypeVar, TypeVarTuple
 
 from msgspec import structs
 
-from infer_engine.frontend.input_processor import InputProcessor, ProcessedInput, grammars_of, prompt_characters
+from infer_engine.frontend.input_processor import InputProcessor, ProcessedInput, grammars_of
 from infer_engine.frontend.streams import QueuedStream
-from infer_engine.frontend.tokenizer_pool import TokenizerPool
+from infer_engine.frontend.tokenizer_pool import TokenizerPool, prompt_characters
 from infer_engine.ipc.core_client import ENGINE_STUCK, CoreCallbacks, CoreClient
 from infer_engine.ipc.core_protocol import ended_by_text
 from infer_engine.messages import Abort, Finish, Inspect, StepResult
 from infer_engine.processes.watchdog import Watchdog
 from infer_engine.protocol import (
     BatchSnapshot,
-    ChatPrompt,
     EngineInfo,
     EngineStats,
     EngineStatus,
@@ -38,6 +37,7 @@ from infer_engine.protocol import (
     QueueFullError,
     RequestFailure,
     RequestStream,
+    TextPrompt,
 )
 from infer_engine.structured.sandbox import GrammarSandbox
 from infer_engine.structured.sandbox_queue import SandboxQueue
@@ -142,7 +142,7 @@ class AsyncEngine:
             raise
         return streams
 
-    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, prompt: TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `prompt`; see `infer_engine.protocol.Engine.tokenize`."""
         call = partial(self._input_processor.tokenize, prompt, add_special_tokens=add_special_tokens)
         return await self._tokenize_one(prompt_characters(prompt), call)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from infer_engine.protocol import ChatPrompt, FinishReason, RequestFailure, StepOutput, TokenLogprob
+from infer_engine.protocol import FinishReason, RequestFailure, StepOutput, TextPrompt, TokenLogprob
 from infer_engine.protocol.answers import AnswerBuilder
 from infer_engine.protocol.stats import DraftCounts
 
@@ -39,7 +39,7 @@ class Completion:
         drafts: its drafts of speculative decoding.
     """
 
-    prompt: Prompt | ChatPrompt
+    prompt: list[int] | TextPrompt
     index: int
     text: str
     reasoning: str
@@ -58,7 +58,7 @@ class Completion:
 class CompletionBuilder:
     """Collects the outputs of one sequence."""
 
-    def __init__(self, prompt: Prompt | ChatPrompt, *, index: int) -> None:
+    def __init__(self, prompt: list[int] | TextPrompt, *, index: int) -> None:
         """Start completion `index` of `prompt`, empty."""
         self._prompt = prompt
         self._index = index

@@ -5,6 +5,7 @@ All checks of a request happen here, before it enters the queue.
 
 import logging
 import random
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,16 +25,18 @@ from infer_engine.protocol import (
     ContextLengthExceededError,
     EmptyPromptError,
     GenerateRequest,
+    InfillPrompt,
     InvalidRequestError,
     SamplingParams,
+    TextPrompt,
 )
-from infer_engine.protocol.sampling import MAX_STOP_TOKEN_IDS
 from infer_engine.protocol.structured_outputs import Whitespace
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
     EncodedChat,
     IncrementalDetokenizer,
+    InfillEncoder,
     TextTooLongError,
     Tokenizer,
 )
@@ -44,8 +47,6 @@ MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 2**31 - 1
 
 _MOST_STARTS = 16  # special tokens of a prompt that are told to the core
-
-_CHARACTERS_OF_A_TOOL = 1_000  # about: a description and a schema
 
 _KEPT_STOP_RULES = 16  # clients send the same stop strings again and again
 
@@ -75,18 +76,6 @@ class ProcessedInput:
 def grammars_of(processed: Iterable[ProcessedInput]) -> set[str]:
     """Return the texts of the grammars of these sequences."""
     return {each.submission.grammar for each in processed if each.submission.grammar is not None}
-
-
-def prompt_characters(prompt: str | list[int] | ChatPrompt) -> int:
-    """Return how many characters of `prompt` must be tokenized."""
-    match prompt:
-        case str():
-            return len(prompt)
-        case ChatPrompt():
-            num_characters = sum(len(message.role) + len(message.content or "") for message in prompt.messages)
-            return num_characters + _CHARACTERS_OF_A_TOOL * len(prompt.tools)
-        case _:
-            return 0
 
 
 class InputProcessor:
@@ -161,7 +150,7 @@ class InputProcessor:
             structured_outputs=None,
             bad_words=(),
             stop=params.stop[:1],
-            stop_token_ids=_with_special_stops(params, rules),
+            stop_token_ids=rules.token_ids((*params.stop_token_ids, *self._ends_of_infill(request))),
         )
         first_seed = self._base_seed + ids.start if params.seed is None else params.seed
         group = f"r{ids.start}" if len(ids) > 1 else None
@@ -191,13 +180,13 @@ class InputProcessor:
         ]
 
     def tokenize(
-        self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True, max_tokens: int | None = None
+        self, prompt: TextPrompt, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Return the token ids of a text or a conversation; safe to call from any thread.
+        """Return the token ids of what is tokenized; safe to call from any thread.
 
         Raises:
             ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
-            InvalidRequestError: the tokenizer fails on it.
+            InvalidRequestError: the tokenizer fails on it, or has no tokens for what it is.
             TextTooLongError: it has more than `max_tokens` tokens, if there is such a limit.
         """
         match prompt:
@@ -207,6 +196,12 @@ class InputProcessor:
                 )
             case ChatPrompt():
                 return self._encode_chat(prompt, max_tokens).token_ids
+            case InfillPrompt():
+                encode = partial(self._require_infill().encode, adds_beginning=add_special_tokens, cuts=prompt.cuts)
+                most = max_tokens or sys.maxsize
+                return _refuse_if_tokenizer_fails(
+                    lambda: encode(prompt.prefix, prompt.suffix, files=prompt.files, max_tokens=most)
+                )
 
     def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`, special tokens included; safe to call from any thread.
@@ -231,7 +226,10 @@ class InputProcessor:
                 raise self._too_long(len(request.prompt), request)
             return request.prompt, None
         try:
-            if isinstance(request.prompt, str):
+            if not isinstance(request.prompt, ChatPrompt):
+                if isinstance(request.prompt, InfillPrompt) and request.prompt.cuts:
+                    wanted = request.params.max_tokens
+                    limit -= min(limit // 2, limit if wanted is None else max(wanted, 1))
                 add_special_tokens = request.add_special_tokens
                 return self.tokenize(request.prompt, add_special_tokens=add_special_tokens, max_tokens=limit), None
             encoded = self._encode_chat(request.prompt, limit)
@@ -273,6 +271,20 @@ class InputProcessor:
         if self._chat_formats is None:
             raise ChatTemplateUnusableError(f"`messages` cannot be made a prompt: {ChatTemplateMissingError()}")
         return self._chat_formats
+
+    def _require_infill(self) -> InfillEncoder:
+        if self._tokenizer.infill is None:
+            raise InvalidRequestError(
+                "`suffix` needs a model that fills in the middle, and this one's vocabulary has no tokens for that, "
+                "such as `<|fim_prefix|>`; leave it out.",
+                param="suffix",
+            )
+        return self._tokenizer.infill
+
+    def _ends_of_infill(self, request: GenerateRequest) -> tuple[int, ...]:
+        """Return the tokens that end an answer that fills a gap, beside those that end any."""
+        is_infill = isinstance(request.prompt, InfillPrompt) and not request.params.ignore_eos
+        return self._require_infill().end_ids if is_infill else ()
 
     def _message_starts(self, prompt: list[int]) -> list[int]:
         """Return the positions of the last special tokens: templates begin and end messages with such."""
@@ -356,18 +368,6 @@ def _check_queueing(request: GenerateRequest) -> None:
             f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
             param="cache_salt",
         )
-
-
-def _with_special_stops(params: SamplingParams, rules: StopRules) -> tuple[int, ...]:
-    """Return the ids at which the core ends a request: those that it names, and those of special stop strings."""
-    token_ids = tuple(dict.fromkeys((*params.stop_token_ids, *rules.by_id)))
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"`stop_token_ids` and the special tokens of `stop` are {len(token_ids)} ids; send at most "
-            f"{MAX_STOP_TOKEN_IDS}.",
-            param="stop_token_ids",
-        )
-    return token_ids
 
 
 def _salt(request: GenerateRequest) -> str | None:

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from infer_engine.protocol import AnswerDelta, ContentDelta
+from infer_engine.protocol import AnswerDelta, ContentDelta, InvalidRequestError
+from infer_engine.protocol.sampling import MAX_STOP_TOKEN_IDS
 from infer_models.text import StopStringMatcher, Tokenizer
 
 _FIRST_MARK = 0xD800
@@ -59,6 +60,21 @@ class StopRules:
     by_id: Mapping[int, str] = field(default_factory=dict)
     marked: Mapping[str, str] = field(default_factory=dict)
     marks: Mapping[int, str] = field(default_factory=dict)
+
+    def token_ids(self, others: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids at which the core ends a request: `others`, and those of special stop strings.
+
+        Raises:
+            InvalidRequestError: there are too many.
+        """
+        token_ids = tuple(dict.fromkeys((*others, *self.by_id)))
+        if len(token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"`stop_token_ids` and the special tokens of `stop` are {len(token_ids)} ids; send at most "
+                f"{MAX_STOP_TOKEN_IDS}.",
+                param="stop_token_ids",
+            )
+        return token_ids
 
     def matcher(self) -> StopStringMatcher:
         """Return what finds the stop strings in the text of one answer."""

@@ -8,12 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from infer_engine.protocol import EngineUnavailableError
+from infer_engine.protocol import ChatPrompt, EngineUnavailableError, InfillPrompt, TextPrompt
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 LONG_CHARACTERS = 65_536
+_CHARACTERS_OF_A_TOOL = 1_000  # about: a description and a schema
 
 _T = TypeVar("_T")
 
@@ -21,6 +22,21 @@ _T = TypeVar("_T")
 def tokenizer_threads() -> Executor:
     """Return the threads that tokenize prompts."""
     return ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="infer-tokenize")
+
+
+def prompt_characters(prompt: list[int] | TextPrompt) -> int:
+    """Return how many characters of `prompt` must be tokenized."""
+    match prompt:
+        case str():
+            return len(prompt)
+        case ChatPrompt():
+            num_characters = sum(len(message.role) + len(message.content or "") for message in prompt.messages)
+            return num_characters + _CHARACTERS_OF_A_TOOL * len(prompt.tools)
+        case InfillPrompt():
+            texts = (prompt.prefix, prompt.suffix, *(text for file in prompt.files or () for text in file))
+            return sum(map(len, texts))
+        case _:
+            return 0
 
 
 class TokenizerPool:

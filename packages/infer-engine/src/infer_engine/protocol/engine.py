@@ -6,8 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from infer_engine.protocol.chat import ChatPrompt
-from infer_engine.protocol.requests import GenerateRequest, StepOutput
+from infer_engine.protocol.requests import GenerateRequest, StepOutput, TextPrompt
 from infer_engine.protocol.sampling_defaults import SamplingDefaults
 from infer_engine.protocol.snapshot import BatchSnapshot
 from infer_engine.protocol.stats import EngineStats
@@ -135,13 +134,14 @@ class Engine(Protocol):
             EmptyPromptError: a prompt has no tokens.
             ChatTemplateUnusableError: there is no chat template, or it refuses a conversation.
             InvalidRequestError: a token id outside the vocabulary, a value out of this engine's range, a prompt that
-                the tokenizer fails on, or more sequences than the queue can ever take.
+                the tokenizer fails on, a gap in a text for a model that fills none, or more sequences than the queue
+                can ever take.
             ContextLengthExceededError: prompt plus `max_tokens` exceeds `max_seq_len`.
             QueueFullError: the queue has no place for all the sequences. Preempted sequences do not count.
             EngineUnavailableError: the engine is draining, stopped or dead.
         """
 
-    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, prompt: TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize `prompt` off the event loop, and return its token ids.
 
         `add_special_tokens` adds the tokenizer's usual special tokens to a text; for a conversation its template adds
@@ -149,7 +149,7 @@ class Engine(Protocol):
 
         Raises:
             ChatTemplateUnusableError: there is no chat template, or it refuses the conversation.
-            InvalidRequestError: the tokenizer fails on it.
+            InvalidRequestError: the tokenizer fails on it, or it has a gap, and the model fills none.
             QueueFullError: the queue is full.
             EngineUnavailableError: the engine is stopped.
         """

@@ -36,11 +36,34 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: list[tuple[int, float]]
 
 
+class InfillPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts with a gap between them, which a model that was trained to fill in the middle gets in its own format.
+
+    Nothing in the texts becomes a special token.
+
+    Attributes:
+        prefix: the text before the gap.
+        suffix: the text after it.
+        files: names and texts of other files; None leaves out what a format says of files, too.
+        cuts: where they are too long, cut the beginning of `files` and `prefix` and the end of `suffix`, so that an
+            answer has room; otherwise they are refused.
+    """
+
+    prefix: str
+    suffix: str
+    files: tuple[tuple[str, str], ...] | None = None
+    cuts: bool = False
+
+
+TextPrompt = str | ChatPrompt | InfillPrompt
+"""What is tokenized."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to continue, `params.n` times.
 
     Attributes:
-        prompt: a text, token ids, or a conversation.
+        prompt: a text, token ids, a conversation, or texts with a gap to be filled.
         params: how to sample and when to stop.
         add_special_tokens: whether a text gets the tokens that the tokenizer puts around every text.
         clip_max_tokens: whether a `max_tokens` for which the context has no room is lowered to what it leaves, instead
@@ -52,7 +75,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
             drafted; it changes none.
     """
 
-    prompt: str | list[int] | ChatPrompt
+    prompt: list[int] | TextPrompt
     params: SamplingParams
     add_special_tokens: bool = True
     clip_max_tokens: bool = False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from infer_kernels import QuantizedWeight
 from infer_kernels.quantization import NotFiniteError
 from infer_models.causal_lm import CausalLM
 from infer_models.checkpoint.expert_stacks import find_parts
@@ -54,6 +55,27 @@ def load_weights(model: CausalLM, folder: Path) -> None:
                 raise CheckpointError(
                     f"{place(name)[0]}: tensor `{name}` holds NaN or infinite numbers, which cannot be quantized."
                 ) from error
+
+
+def _say_what_is_dequantized(weights: Mapping[str, StoredWeight], sources: Mapping[str, Source], origin: Path) -> None:
+    """Log the cost of weights whose numbers are made while they are read, once for all of them."""
+    found = {name: each.tensor for name, each in sources.items() if each.tensor.stored_type != each.tensor.dtype}
+    if found:
+        logger.warning(
+            "%s: weights of %s are dequantized: they take %.2f GiB, where the file has %.2f GiB; `quantization` `int8` "
+            "or `int4` takes less than the model's dtype",
+            origin,
+            ", ".join(sorted({each.stored_type for each in found.values()})),
+            sum(_bytes_of(weights[name]) for name in found) / 2**30,
+            sum(each.num_bytes for each in found.values()) / 2**30,
+        )
+
+
+def _bytes_of(weight: StoredWeight) -> int:
+    """Return the bytes in memory of the part of a weight that is loaded."""
+    if isinstance(weight, FusedWeight):
+        return sum(map(_bytes_of, weight.parts))
+    return weight.target.num_bytes if isinstance(weight.target, QuantizedWeight) else weight.target.nbytes
 
 
 def _load(name: str, weight: StoredWeight, stored_format: StoredFormat | None, sources: Mapping[str, Source]) -> None:
@@ -155,6 +177,7 @@ def _checked(
     for name, source in sources.items():
         shapes = wanted[name].shapes
         source.file.check(source.tensor, [source.tensor.shape] if shapes is None else shapes, wanted[name].dtypes)
+    _say_what_is_dequantized(weights, sources, stored.files.origin)
     return sources
 
 

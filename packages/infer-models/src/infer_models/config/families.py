@@ -262,8 +262,8 @@ def read_gpt_oss(fields: JsonFields) -> ModelConfig:
             ),
             swiglu_alpha=fields.number("swiglu_alpha", 1.702),
             swiglu_limit=fields.number("swiglu_limit", 7.0),
-            are_stored_apart=fields.flag("experts_are_stored_apart", default=False),
         ),
+        has_parts_apart=fields.flag("has_parts_apart", default=False),
     )
 
 

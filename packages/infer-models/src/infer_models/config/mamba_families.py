@@ -43,6 +43,7 @@ def read_granite_hybrid(fields: JsonFields) -> ModelConfig:
         states=states,
         mamba=mamba,
         moe=moe,
+        has_parts_apart=fields.flag("has_parts_apart", default=False),
     )
 
 

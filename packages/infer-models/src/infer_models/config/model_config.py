@@ -32,8 +32,6 @@ class MoEConfig:
         swiglu_alpha: multiplies the gate inside the sigmoid.
         swiglu_limit: bound of gates from above, and of ups from both sides.
         shared_intermediate_size: elements inside the expert that computes every token; None: there is none.
-        are_stored_apart: the checkpoint has tensors for each expert's gates and ups, where the family's own checkpoints
-            have one for those of all experts.
     """
 
     num_experts: int
@@ -44,7 +42,6 @@ class MoEConfig:
     swiglu_alpha: float = 1.0
     swiglu_limit: float = math.inf
     shared_intermediate_size: int | None = None
-    are_stored_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +127,8 @@ class ModelConfig:
             has no keys and values: what `windows` and `ropes` say of it is not used.
         mamba: what layers with a state compute; None: something else than Mamba 2.
         moe: the experts of a mixture; None: all layers have an MLP.
+        has_parts_apart: gates and ups, and each expert, are tensors of their own in the checkpoint, where the family's
+            own checkpoints have them joined.
         has_mtp: the model has the layer of its checkpoint that predicts one token further.
         wrapper: `model_type` of the multimodal model whose text model this is; None: there is no other.
         quantization: quantization of the checkpoint's weights; None: they are not quantized.
@@ -169,6 +168,7 @@ class ModelConfig:
     kv_layers: tuple[int, ...] = ()
     intermediate_sizes: tuple[int, ...] = ()
     per_layer_input_size: int | None = None
+    has_parts_apart: bool = False
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":

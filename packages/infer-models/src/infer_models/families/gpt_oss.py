@@ -9,7 +9,7 @@ A checkpoint has all experts of a layer in one tensor, in one of two ways:
              down_proj likewise, [experts, hidden, inner / 32, 16]
 
 In both, gates and ups take turns: gate 0, up 0, gate 1, up 1, ... Ours has the gates first. GGUF files have the gates
-and the ups of all experts in tensors of their own, and so are the names there (`MoEConfig.are_stored_apart`):
+and the ups of all experts in tensors of their own, and so are the names there (`ModelConfig.has_parts_apart`):
 
     0.gate_proj.weight [inner, hidden], 0.up_proj.weight, 0.down_proj.weight [hidden, inner], ..., an expert each
     gate_proj_bias [experts, inner], up_proj_bias, down_proj_bias [experts, hidden]
@@ -47,12 +47,12 @@ class OssExperts(Experts):
         assert config.moe is not None
         gate = ExpertActivation(alpha=config.moe.swiglu_alpha, limit=config.moe.swiglu_limit, up_offset=1.0)
         super().__init__(config, factory, activation=gate, bias=True)
-        self.are_stored_apart = config.moe.are_stored_apart
+        self.has_parts_apart = config.has_parts_apart
         self.is_mxfp4 = config.quantization is not None and config.quantization.method == "mxfp4"
 
     def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
         """Yield weights and biases, each a tensor or, in MXFP4, a pair of tensors; or stored apart."""
-        if self.are_stored_apart:
+        if self.has_parts_apart:
             yield from super().stored_weights(path)
             yield from self._biases_apart(path)
             return

@@ -5,6 +5,9 @@ A checkpoint has all experts of a layer in two tensors:
 
     block_sparse_moe.input_linear.weight [experts, 2 * inner, hidden]     the gates, then the ups
     block_sparse_moe.output_linear.weight [experts, hidden, inner]
+
+GGUF files have each expert's gates, ups and downs, and the gates and ups of shared MLPs, as tensors of their own
+(`ModelConfig.has_parts_apart`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,8 +43,16 @@ from infer_models.weights import ArrangedWeight, StoredWeight
 class StackedExperts(Experts):
     """Experts that checkpoints have as one tensor for each of both products."""
 
+    def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
+        """Allocate both stacks."""
+        super().__init__(config, factory, activation=ExpertActivation())
+        self.has_parts_apart = config.has_parts_apart
+
     def stored_weights(self, path: str) -> Iterator[tuple[OwnWeight, Mapping[str, StoredWeight]]]:
-        """Yield both stacks, which checkpoints have beside the router."""
+        """Yield both stacks, which checkpoints have beside the router; or the parts of each expert."""
+        if self.has_parts_apart:
+            yield from super().stored_weights(path)
+            return
         place = path.rpartition(".")[0]
         gate_up, down = self.unpacked_weights()
         inner, hidden = self.inner.total, self.hidden_size
@@ -74,7 +85,7 @@ class StackedMLP(RoutedMLP):
         """Allocate both."""
         super().__init__()
         self.router = Router(config, factory, scoring="softmax_of_top_k")
-        self.experts = StackedExperts(config, factory, activation=ExpertActivation())
+        self.experts = StackedExperts(config, factory)
 
     def parts(self) -> tuple[Router, Experts]:
         """Return both."""
@@ -88,7 +99,7 @@ class MixedMLP(Sublayer):
         """Allocate both."""
         super().__init__()
         self.block_sparse_moe = StackedMLP(config, factory)
-        self.shared_mlp = GatedMLP(config, factory, silu_and_mul, is_fused=True)
+        self.shared_mlp = _shared_mlp(config, factory)
 
     def add_norm(
         self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
@@ -99,6 +110,10 @@ class MixedMLP(Sublayer):
         routing = router(x)
         _, with_experts = experts.add_norm(routing, residual, norm)
         return self.shared_mlp.add_norm(routing.rows, with_experts, norm)
+
+
+def _shared_mlp(config: ModelConfig, factory: ParameterFactory) -> GatedMLP:
+    return GatedMLP(config, factory, silu_and_mul, is_fused=not config.has_parts_apart)
 
 
 class GraniteHybrid(CausalLM):
@@ -121,7 +136,7 @@ class GraniteHybrid(CausalLM):
 
         def mlp(_: int) -> nn.Module:
             if config.moe is None:
-                return GatedMLP(config, factory, silu_and_mul, is_fused=True)
+                return _shared_mlp(config, factory)
             return MixedMLP(config, factory)
 
         decoder = pre_norm_decoder(config, factory, attention=attention, mlp=mlp, state_layer_name="mamba")

@@ -12,7 +12,7 @@ from infer_models.gguf.architecture import Architecture, Fields
 from infer_models.gguf.block_types import OF_LLAMA_CPP
 from infer_models.gguf.gemma4 import GEMMA4
 from infer_models.gguf.header import GgufHeader
-from infer_models.gguf.hybrids import HYBRIDS
+from infer_models.gguf.hybrids import HYBRIDS, granite_multipliers
 from infer_models.gguf.metadata import ARCHITECTURE, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, read_factors
 from infer_models.gguf.tensor_names import EMBEDDING, HEAD
 
@@ -278,7 +278,7 @@ def _gpt_oss(metadata: Metadata, header: GgufHeader) -> Fields:
         "num_local_experts": metadata.count(".expert_count"),
         "num_experts_per_tok": metadata.count(".expert_used_count"),
         "intermediate_size": metadata.count(".expert_feed_forward_length"),
-        "experts_are_stored_apart": True,
+        "has_parts_apart": True,
         "sliding_window": metadata.count(_WINDOW),
         "layer_types": _layer_types(metadata, every=2),
         "swiglu_alpha": 1.702,
@@ -287,14 +287,12 @@ def _gpt_oss(metadata: Metadata, header: GgufHeader) -> Fields:
 
 
 def _granite(metadata: Metadata, header: GgufHeader) -> Fields:
-    if metadata.optional_count(".expert_count") is not None:
-        raise metadata.invalid(".expert_count", "0: Granite with experts is not read")
-    return {
-        "attention_multiplier": metadata.optional_number(".attention.scale"),
-        "embedding_multiplier": metadata.optional_number(".embedding_scale"),
-        "residual_multiplier": metadata.optional_number(".residual_scale"),
-        "logits_scaling": metadata.optional_number(".logit_scale"),
-    } | _biases(header)
+    for key in (".expert_count", ".expert_used_count"):
+        if metadata.optional_count(key) is not None:
+            raise metadata.invalid(key, "0: of Granite with experts `granitehybrid` is read alone")
+    # Granite 4 whose layers all attend is converted with the sizes of its other layers.
+    width = metadata.optional_count(".expert_shared_feed_forward_length")
+    return granite_multipliers(metadata) | _biases(header) | ({"intermediate_size": width} if width else {})
 
 
 def _smollm3(metadata: Metadata, header: GgufHeader) -> Fields:

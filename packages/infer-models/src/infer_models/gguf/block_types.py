@@ -47,17 +47,33 @@ _SIZES = {
     30: ("BF16", 1, 2),
     39: ("MXFP4", 32, 17),
 }
+_DEQUANTIZED_SIZES = {
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    40: ("NVFP4", 64, 36),
+}
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
         number: BlockType(name=name, numbers=numbers, num_bytes=num_bytes)
-        for number, (name, numbers, num_bytes) in _SIZES.items()
+        for number, (name, numbers, num_bytes) in sorted((_SIZES | _DEQUANTIZED_SIZES).items())
     }
 )
 """The types that are read, by their numbers in files."""
 QUANTIZED: Mapping[str, BlockType] = MappingProxyType(
-    {each.name: each for each in BLOCK_TYPES.values() if each.numbers > 1}
+    {each.name: each for number, each in BLOCK_TYPES.items() if number in _SIZES and each.numbers > 1}
 )
-"""Those that are quantized, by name."""
+"""Those that are quantized and kept so, by name."""
+DEQUANTIZED: Mapping[str, BlockType] = MappingProxyType(
+    {each.name: each for number, each in BLOCK_TYPES.items() if number in _DEQUANTIZED_SIZES}
+)
+"""Those whose numbers are made while they are read, by name."""
 OF_LLAMA_CPP = "of gpt-oss llama.cpp's files are read, such as those of ggml-org/gpt-oss-20b-GGUF"
 """What to do about files that Ollama has written of gpt-oss, with types, names and an order of its own."""
 OTHER_TYPES: Mapping[int, str] = MappingProxyType(
@@ -66,22 +82,12 @@ OTHER_TYPES: Mapping[int, str] = MappingProxyType(
         5: "Q4_3",
         9: "Q8_1",
         15: "Q8_K",
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-        21: "IQ3_S",
-        22: "IQ2_S",
-        29: "IQ1_M",
         31: "Q4_0_4_4",
         32: "Q4_0_4_8",
         33: "Q4_0_8_8",
-        34: "TQ1_0",
-        35: "TQ2_0",
         36: "IQ4_NL_4_4",
         37: "IQ4_NL_4_8",
         38: "IQ4_NL_8_8",
-        40: "NVFP4",
         41: "Q1_0",
     }
 )

@@ -23,7 +23,7 @@ TOKENIZER = "tokenizer.ggml."
 """What keys of tokenizers begin with."""
 _MEANINGLESS = (
     *(".vocab_size", ".tensor_data_layout", ".pooling_type", ".rope.scaling.finetuned", ".rope.dimension_sections"),
-    *(".vision.", ".audio.", ".mm."),
+    *(".vision.", ".audio.", ".mm.", ".ssm."),
     *("add_sep_token", "added_tokens", "cls_token_id", "fim_", "middle_token_id", "prefix_token_id"),
     *("suffix_token_id", "token_type_count"),
     *("eos_token_id", "eot_token_id", "eom_token_id", "suppress_tokens"),  # read with what is generated

@@ -22,7 +22,12 @@ KINDS = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
 )
-"""The quantized types."""
+"""The quantized types that are kept so."""
+DEQUANTIZED_KINDS = (
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+    *("TQ1_0", "TQ2_0", "NVFP4"),
+)
+"""The quantized types that are dequantized."""
 _FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 1.0),),
     "Q4_1": ((0, 1.0), (2, -8.0)),
@@ -36,6 +41,9 @@ _FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
     "Q6_K": ((208, 1.0),),
     "IQ4_NL": ((0, 1.0),),
     "IQ4_XS": ((0, 1.0),),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), ((0, 1.0),)),
+    "TQ1_0": ((52, 1.0),),
+    "TQ2_0": ((64, 1.0),),
 }
 """The places of a block's fp16 numbers, and about what they are, up to a factor."""
 _ARCHITECTURES: Mapping[str, str] = {
@@ -79,7 +87,7 @@ def random_blocks(kind: str, rows: int, columns: int, *, seed: int) -> NDArray[n
     """Return random blocks of a quantized type, whose numbers keep the size of what they multiply.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `KINDS` or `DEQUANTIZED_KINDS`.
         rows: rows of the weight.
         columns: numbers of a row, whole blocks.
         seed: seed of the bytes.
@@ -93,14 +101,26 @@ def random_blocks(kind: str, rows: int, columns: int, *, seed: int) -> NDArray[n
     if kind == "MXFP4":
         blocks[:, 0] = 125 - round(math.log2(columns) / 2) + generator.integers(0, 3, len(blocks), dtype=np.uint8)
         return blocks.reshape(rows, -1)
+    if kind == "NVFP4":
+        exponent = max(1, 6 - round(math.log2(columns) / 2))
+        blocks[:, :4] = exponent << 3 | blocks[:, :4] & 7
+        return blocks.reshape(rows, -1)
     spread = 0.5 + generator.random((len(blocks), 1))
     factor = 1.0
     for _ in range(2):  # first to see how large the numbers become
-        for at, size in _FP16_FIELDS[kind]:
+        for at, size in _FP16_FIELDS.get(kind, ()):
             blocks[:, at : at + 2] = (factor * size * spread).astype(np.float16).view(np.uint8)
+        if kind == "IQ1_M":
+            _set_scattered(blocks[:, 48:56].view(np.uint16), (factor * spread).astype(np.float16).view(np.uint16))
         found = gguf.quants.dequantize(blocks, of)
         factor = 1.0 / (float(np.sqrt(np.square(found).mean())) * math.sqrt(columns))
     return blocks.reshape(rows, -1)
+
+
+def _set_scattered(words: NDArray[np.uint16], halves: NDArray[np.uint16]) -> None:
+    """Set the upper four bits of four words [blocks, 4] to those of a number [blocks, 1], the lowest ones first."""
+    words &= 0x0FFF
+    words |= (halves >> np.array([0, 4, 8, 12], dtype=np.uint16) & 15) << 12
 
 
 def save_gguf(
@@ -117,7 +137,7 @@ def save_gguf(
     Args:
         folder: as `save_tiny` and `save_tiny_tokenizer` leave it.
         path: path of the file.
-        kind_of: gets the file's name of a matrix, and returns the type of its blocks, one of `KINDS`; they are random,
+        kind_of: gets the file's name of a matrix, and returns the type of its blocks, quantized ones; they are random,
             and their numbers replace those of the checkpoint in `folder`. `F16` or `BF16`: it is rounded, also in
             `folder`. None: it is written as fp32.
         metadata: values of keys of the architecture, beside the common ones; of None, which are left out.
@@ -150,7 +170,7 @@ def save_gguf(
             continue
         of = gguf.GGMLQuantizationType[kind]
         *_, columns = whole.shape
-        if kind in KINDS:
+        if kind in (*KINDS, *DEQUANTIZED_KINDS):
             blocks = random_blocks(kind, whole.numel() // columns, columns, seed=seed + index)
         else:
             blocks = gguf.quants.quantize(_interleaved(whole, heads).float().numpy(), of)
@@ -187,7 +207,7 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
     }
     if architecture in HYBRIDS.values():
         values |= hybrid_values(config, architecture)
-    if architecture == "granite":
+    if architecture.startswith("granite"):
         values |= {
             "attention.scale": config["attention_multiplier"],
             "embedding_scale": config["embedding_multiplier"],
@@ -281,7 +301,7 @@ def _tensors(
             else:
                 found[f"{layer}ffn_{part}.{parts[5]}.weight"] = [name]
             continue
-        has_norms_after = architecture in ("gemma3", "olmo2", "gpt-oss", *HYBRIDS.values())
+        has_norms_after = architecture in {"gemma3", "olmo2", "gpt-oss", *HYBRIDS.values()} - {"granitehybrid"}
         own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}
         stored = {**_NAMES, **own}.get(within, within)
         found[f"{layer}{stored}.{leaf}" if stored else layer + leaf] = [name]
@@ -290,7 +310,7 @@ def _tensors(
 
 def _heads_of(stored: str, config: Mapping[str, Any], architecture: str) -> int:
     """Return the heads whose rows llama.cpp interleaves; 0: none."""
-    if architecture not in ("llama", "mistral3", "granite", "smollm3"):
+    if architecture not in ("llama", "mistral3", "granite", "granitehybrid", "smollm3"):
         return 0
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     return int(heads.get(stored.split(".")[-2], 0))

@@ -4,9 +4,10 @@ LFM2                            other names alone
 Gemma 4                         other names, and a tensor that says which part of a head full layers rotate
 Qwen 3.5                        value heads in turns: the first one of each key head, then the second one, ...
 Qwen3-Next                      `in_proj_qkvz` as `attn_qkv`, head by head of each, and `attn_gate`
+Granite 4                       gates and ups apart, of each expert too; vectors of Mamba 2 with two dimensions
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ HYBRIDS: Mapping[str, str] = {
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
     "gemma4_text": "gemma4",
+    "granitemoehybrid": "granitehybrid",
 }
 """The architecture of each family."""
 _NAMES: Mapping[str, str] = {
@@ -60,6 +62,17 @@ _NAMES: Mapping[str, str] = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
+    "mamba.in_proj.weight": "ssm_in.weight",
+    "mamba.in_proj.bias": "ssm_in.bias",
+    "mamba.conv1d.weight": "ssm_conv1d.weight",
+    "mamba.conv1d.bias": "ssm_conv1d.bias",
+    "mamba.A_log": "ssm_a",
+    "mamba.D": "ssm_d",
+    "mamba.dt_bias": "ssm_dt.bias",
+    "mamba.norm.weight": "ssm_norm.weight",
+    "mamba.out_proj.weight": "ssm_out.weight",
+    "mamba.out_proj.bias": "ssm_out.bias",
+    "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
 }
 _QKVZ = "linear_attn.in_proj_qkvz.weight"
 
@@ -73,7 +86,9 @@ def split_hybrid(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> di
         found["rope_freqs.weight"] = torch.tensor([1.0] * rotated + [1e30] * (pairs - rotated))
     for name, whole in tensors.items():
         place, within = _place_of(name)
-        if name == "model.embedding_norm.weight":
+        if config["model_type"] == "granitemoehybrid":
+            found |= {place + part: each for part, each in _granite_parts(within, whole, config).items()}
+        elif name == "model.embedding_norm.weight":
             found["token_embd_norm.weight"] = whole
         elif within == _QKVZ:
             qkvz = whole[_by_part(config)]
@@ -100,7 +115,9 @@ def join_hybrid(
     for name, whole in original.items():
         place, within = _place_of(name)
         part = parts.get(place + _NAMES.get(within, within))
-        if within == _QKVZ:
+        if "_linear." in within:
+            found[name] = _granite_whole([parts[place + each] for each in _granite_parts(within, whole, config)], whole)
+        elif within == _QKVZ:
             both = torch.cat([parts[f"{place}attn_qkv.weight"], parts[f"{place}attn_gate.weight"]])
             found[name] = torch.empty_like(both)
             found[name][_by_part(config)] = both
@@ -131,6 +148,8 @@ def hybrid_values(config: Mapping[str, Any], architecture: str) -> dict[str, Any
         }
     if architecture == "gemma4":
         return _gemma4_values(config)
+    if architecture == "granitehybrid":
+        return _granite_values(config)
     value_heads, head_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
     values: dict[str, Any] = {
         "ssm.conv_kernel": config["linear_conv_kernel_dim"],
@@ -152,6 +171,55 @@ def hybrid_values(config: Mapping[str, Any], architecture: str) -> dict[str, Any
             "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
         }
     return values
+
+
+def _granite_parts(within: str, whole: Tensor, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of the file that a tensor of Granite 4 becomes, of experts one for each part of each."""
+    own = "_shexp" if config["num_local_experts"] else ""
+    experts = range(config["num_local_experts"])
+    match within:
+        case "shared_mlp.input_linear.weight":
+            return dict(zip((f"ffn_gate{own}.weight", f"ffn_up{own}.weight"), whole.chunk(2), strict=True))
+        case "shared_mlp.output_linear.weight":
+            return {f"ffn_down{own}.weight": whole}
+        case "block_sparse_moe.input_linear.weight":
+            names = [f"mlp.experts.{index}.{part}_proj.weight" for index in experts for part in ("gate", "up")]
+            return dict(zip(names, (half for expert in whole for half in expert.chunk(2)), strict=True))
+        case "block_sparse_moe.output_linear.weight":
+            return {f"mlp.experts.{index}.down_proj.weight": expert for index, expert in enumerate(whole)}
+        case "mamba.A_log":
+            whole = -torch.exp(whole).unsqueeze(1)
+        case "mamba.D":
+            whole = whole.unsqueeze(1)
+        case "mamba.norm.weight":
+            whole = whole.view(config["mamba_n_groups"], -1)
+        case "mamba.conv1d.weight":
+            whole = whole.squeeze(1)
+    return {_NAMES.get(within, within): whole}
+
+
+def _granite_whole(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return the tensor of a checkpoint, of the shape of `like`, that these parts make up."""
+    return torch.cat([each.flatten(0, -2) for each in parts]).view(like.shape)
+
+
+def _granite_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    is_mamba = [kind == "linear_attention" for kind in config["layer_types"]]
+    return {
+        "attention.head_count_kv": [0 if each else config["num_key_value_heads"] for each in is_mamba],
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "context_length": 1 << 20,
+        "rope.scaling.finetuned": False,
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
 
 
 def _full_head_dim(config: Mapping[str, Any]) -> int:

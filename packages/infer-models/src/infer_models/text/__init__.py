@@ -9,6 +9,7 @@ from infer_models.text.chat.tool_formats import CHANNEL_CALLS, TOOL_CALL_FORMATS
 from infer_models.text.detokenizer import IncrementalDetokenizer
 from infer_models.text.dummy import dummy_tokenizer, save_dummy_tokenizer
 from infer_models.text.errors import TextTooLongError
+from infer_models.text.infill import InfillEncoder
 from infer_models.text.stop_strings import StopStringMatcher
 from infer_models.text.tokenizer import Tokenizer
 
@@ -22,6 +23,7 @@ __all__ = [
     "Conversation",
     "EncodedChat",
     "IncrementalDetokenizer",
+    "InfillEncoder",
     "LiteralFormat",
     "ParameterFormat",
     "ReasoningFormat",

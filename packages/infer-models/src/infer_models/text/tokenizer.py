@@ -1,6 +1,7 @@
 """`Tokenizer`: text to token ids and back, and chats to prompts."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -10,6 +11,7 @@ from infer_models.text.chat.encoder import ChatEncoder
 from infer_models.text.chat.templates.template import ChatTemplate, ChatTemplateMissingError, Message
 from infer_models.text.encoding import TextEncoder
 from infer_models.text.files.tokenizer_files import read_tokenizer_files
+from infer_models.text.infill import InfillEncoder, infill_format
 from infer_models.text.token_bytes import TokenBytes
 from infer_models.text.token_count_bound import max_bytes_per_token
 
@@ -63,7 +65,8 @@ class Tokenizer:
                 tool_call_format=tool_call_format,
                 reasoning_format=reasoning_format,
             )
-        self.vocab_size: int = 1 + max(tokenizer.get_vocab().values(), default=-1)
+        vocab = tokenizer.get_vocab()
+        self.vocab_size: int = 1 + max(vocab.values(), default=-1)
         ordinary_vocab = tokenizer.get_vocab(with_added_tokens=False)
         self.ordinary_vocab_size: int = 1 + max(ordinary_vocab.values(), default=-1)
         self.special_ids = frozenset(
@@ -73,6 +76,23 @@ class Tokenizer:
         self._token_bytes = TokenBytes(tokenizer, fallback_byte_ids=self.fallback_byte_ids)
         self.bos_token_id = self._named_id(named_tokens, "bos_token")
         self.eos_token_id = self._named_id(named_tokens, "eos_token")
+        self._infill_format = infill_format(named_tokens, vocab)
+        self._bytes_per_token = bytes_per_token
+
+    @cached_property
+    def infill(self) -> InfillEncoder | None:
+        """The encoder of texts with a gap; None where the vocabulary has no tokens for that.
+
+        It is made for the first such text: it has a copy of the tokenizer, which takes a part of a second.
+        """
+        if self._infill_format is None:
+            return None
+        return InfillEncoder(
+            self._tokenizer,
+            self._infill_format,
+            bos_token_id=self.bos_token_id,
+            max_bytes_per_token=self._bytes_per_token,
+        )
 
     @classmethod
     def from_folder(

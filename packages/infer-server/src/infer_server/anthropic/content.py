@@ -147,8 +147,8 @@ def _of_assistant(blocks: list[Block], at: str) -> ChatMessage:
 
 
 def _is_dropped(block: Block) -> bool:
-    """Return whether a block of the history is about what a provider's own servers did, such as `server_tool_use`."""
-    return block.type == "redacted_thinking" or block.type.endswith(_DROPPED_ENDINGS)
+    """Return whether a block of the history is thinking that nobody reads, or what a provider's own servers did."""
+    return block.type in ("thinking", "redacted_thinking") or block.type.endswith(_DROPPED_ENDINGS)
 
 
 def _result_text(content: Any, at: str) -> str:
@@ -204,7 +204,8 @@ def _plain_text(content: Any, at: str) -> str:
 def _system_text(content: SystemField, at: str) -> str:
     """Return what the system says, without what is not for the model."""
     if isinstance(content, list):
-        return "".join(without_billing_header(_text_of(block, f"{at}[{index}]")) for index, block in enumerate(content))
+        texts = (_text_of(block, f"{at}[{index}]") for index, block in enumerate(content) if not _is_dropped(block))
+        return "".join(map(without_billing_header, texts))
     return without_billing_header(content or "")
 
 

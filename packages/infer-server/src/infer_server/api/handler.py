@@ -112,7 +112,7 @@ class Endpoint(ABC, Generic[B]):
         """Return the events of the answer."""
 
     @abstractmethod
-    async def complete(self, accepted: AcceptedRequest[B]) -> msgspec.Struct:
+    async def complete(self, accepted: AcceptedRequest[B]) -> msgspec.Struct | dict[str, Any]:
         """Return the whole answer.
 
         Raises:
@@ -153,7 +153,11 @@ class GenerationHandler(Generic[B]):
             RequestRefusedError: the engine refuses it.
             ClientDisconnectedError: the client disconnected.
         """
-        body, endpoint = await self._read(request)
+        return await self.respond_to(await read_body(request, self._settings.max_body_bytes), request)
+
+    async def respond_to(self, raw: bytes, request: Request[Any, Any, Any]) -> Response[Any]:
+        """Return the response to `request`, whose body is `raw`; see `respond`."""
+        body, endpoint = self._decoded(raw, request)
         accept = request.headers.get("accept", "")
         requests = self._filled(endpoint.requests(body), body, owner=tenant(request.scope))
         log_prompts(request.scope, requests)
@@ -177,12 +181,12 @@ class GenerationHandler(Generic[B]):
             RequestRefusedError: the engine refuses a prompt.
             ClientDisconnectedError: the client disconnected.
         """
-        body, endpoint = await self._read(request)
+        body, endpoint = self._decoded(await read_body(request, self._settings.max_body_bytes), request)
         requests = endpoint.requests(body)
         return [await unless_disconnected(self._render(each), request.receive) for each in requests]
 
-    async def _read(self, request: Request[Any, Any, Any]) -> tuple[B, Endpoint[B]]:
-        body = decode_fields(await read_body(request, self._settings.max_body_bytes), self._body)
+    def _decoded(self, raw: bytes, request: Request[Any, Any, Any]) -> tuple[B, Endpoint[B]]:
+        body = decode_fields(raw, self._body)
         named: str | None = body.model  # type: ignore[attr-defined]  # every body may name a model
         endpoint = self._endpoints[served_name(named, self._endpoints)]
         return endpoint.resolved(body, owner=tenant(request.scope)), endpoint

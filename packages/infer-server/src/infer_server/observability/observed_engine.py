@@ -5,7 +5,6 @@ from weakref import WeakValueDictionary
 
 from infer_engine.protocol import (
     BatchSnapshot,
-    ChatPrompt,
     Engine,
     EngineInfo,
     EngineStats,
@@ -15,6 +14,7 @@ from infer_engine.protocol import (
     RequestStream,
     RequestTimes,
     StepOutput,
+    TextPrompt,
 )
 from infer_server.observability.request_metrics import RequestMetrics
 
@@ -176,7 +176,7 @@ class ObservedEngine:
         """Return the stream with this id that `submit` returned, or None if it was garbage-collected."""
         return self._streams.get(request_id)
 
-    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, prompt: TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `prompt`."""
         return await self._engine.tokenize(prompt, add_special_tokens=add_special_tokens)
 

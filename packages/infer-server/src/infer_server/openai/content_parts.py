@@ -98,8 +98,8 @@ def read_content(
 ) -> Texts:
     """Return what a content says that stands at the place `at`; null says nothing.
 
-    An answer's content also has thinking and refusals. An error about a type that is no text proposes the type `send`,
-    and its `param` is the part's place and `param_end`.
+    An answer's content also has refusals, and thinking, which means nothing in messages of others. An error about a
+    type that is no text proposes the type `send`, and its `param` is the part's place and `param_end`.
 
     Raises:
         ApiError: 400: a part is no text.
@@ -114,7 +114,7 @@ def read_content(
             texts.append(part)
         elif is_answer and part.type == "refusal":
             texts.append(part.refusal or part.text or "")
-        elif is_answer and part.type in _THOUGHTS:
+        elif part.type in _THOUGHTS:
             thoughts.append(_thought(part))
         elif part.type not in _TEXTS:
             place = f"{at}[{index}]"

@@ -18,6 +18,7 @@ from infer_engine.protocol import (
     EngineUnavailableError,
     FinishReason,
     GenerateRequest,
+    InfillPrompt,
     InvalidRequestError,
     ReasoningDelta,
     RequestFailure,
@@ -26,6 +27,7 @@ from infer_engine.protocol import (
     SamplingParams,
     SequenceSnapshot,
     StepOutput,
+    TextPrompt,
     TokenLogprob,
 )
 
@@ -187,7 +189,8 @@ class FakeEngine:
     """An engine without a model: the outputs of each request are those of a script.
 
     A prompt has one token for each character: its code point modulo the size of the vocabulary. A conversation is the
-    joined text of its messages. The text of a token is that in the script, or the ASCII character with its id.
+    joined text of its messages, and texts with a gap are joined by `|`. The text of a token is that in the script, or
+    the ASCII character with its id.
 
     Attributes:
         refusal: what `submit` raises, if not None.
@@ -235,7 +238,7 @@ class FakeEngine:
             self._submitted.notify_all()
         return list[RequestStream](streams)
 
-    async def tokenize(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, prompt: TextPrompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, after token 0 if special tokens are added."""
         return [0] * (add_special_tokens and isinstance(prompt, str)) + self._encode(prompt)
 
@@ -318,13 +321,16 @@ class FakeEngine:
         for stream in self.streams:
             stream.abort()
 
-    def _encode(self, prompt: str | list[int] | ChatPrompt) -> list[int]:
+    def _encode(self, prompt: list[int] | TextPrompt) -> list[int]:
         if isinstance(prompt, list):
             return prompt
         if isinstance(prompt, ChatPrompt):
             if not self._script.has_chat_template:
                 raise ChatTemplateUnusableError("The model has no chat template.")
             prompt = "".join(message.content or "" for message in prompt.messages)
+        if isinstance(prompt, InfillPrompt):
+            files = "".join(text for file in prompt.files or () for text in file)
+            prompt = f"{files}{prompt.prefix}|{prompt.suffix}"
         return [ord(character) % self.info.vocab_size for character in prompt]
 
     def _check(self, request: GenerateRequest) -> None:

@@ -1,5 +1,6 @@
 """`GgufFile`: the tensors of a GGUF file by the names, in the order and with the values that models know."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,11 +14,12 @@ from infer_models.checkpoint.files.tensor_file import StoredTensor, TensorFile
 from infer_models.errors import CheckpointError
 from infer_models.gguf.architecture import Architecture
 from infer_models.gguf.architectures import architecture_of
-from infer_models.gguf.block_types import QUANTIZED
+from infer_models.gguf.block_types import DEQUANTIZED, QUANTIZED
 from infer_models.gguf.delta_heads import DeltaHeads
-from infer_models.gguf.header import GgufHeader, read_header
-from infer_models.gguf.metadata import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata
+from infer_models.gguf.header import GgufHeader, TensorPlace, read_header
+from infer_models.gguf.metadata import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, read_factors
 from infer_models.gguf.tensor_names import expert_names, model_name, name_within, part_name
+from infer_models.quantization.gguf.dequantization import dequantizer
 from infer_models.weights import WeightSlice
 
 _OF_CONFIGURATION = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
@@ -32,7 +34,12 @@ _CONVOLUTIONS = ("shortconv.conv", "ssm_conv1d")
 """Tensors [channels, width], which models have with a dimension of one between."""
 _ROWS = ("ffn_gate_inp_shexp",)
 """Tensors that are a row of models' matrices."""
+_VECTORS = ("ssm_a", "ssm_d", "ssm_norm")
+"""Tensors of several dimensions that are vectors of models."""
 _DECAY = "ssm_a"
+_WITH_SCALE = "NVFP4"
+"""The type of which a tensor has one more factor, or each item of a stack has one, in a tensor called `scale`."""
+_NUMBERS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,8 @@ class GgufTensor(StoredTensor):
         stored_rows: rows that are stored, where there is an `order`.
         turns: see `column_turns`; None: columns are in the models' order.
         change: makes the models' values of those that are stored; None: they are the same.
+        blocks: name of the type of blocks that are dequantized; "": they are kept, or stored as numbers.
+        factor: multiplies the numbers of such blocks.
     """
 
     head_rows: int = 0
@@ -53,6 +62,13 @@ class GgufTensor(StoredTensor):
     stored_rows: int = 0
     turns: tuple[int, int, int] | None = None
     change: Callable[[Tensor], Tensor] | None = None
+    blocks: str = ""
+    factor: float = 1.0
+
+    @property
+    def stored_type(self) -> str:
+        """The type of the blocks, or `dtype`."""
+        return self.blocks or self.dtype
 
     @property
     def rows_together(self) -> int:
@@ -63,6 +79,23 @@ class GgufTensor(StoredTensor):
     def column_turns(self) -> tuple[int, int, int]:
         """In how many turns the columns are stored, of how many heads in each, of how many columns each."""
         return self.turns or (1, 1, self.shape[-1])
+
+    def rows(self, first: int, size: int) -> StoredTensor:
+        """Return the place of `size` rows, from `first` on; where there is an `order`, all that are stored are read."""
+        if self.order is None:
+            return StoredTensor.rows(self, first, size)
+        return replace(self, shape=(size, *self.shape[1:]), order=self.order[first : first + size])
+
+    def numbers(self, data: Tensor) -> Tensor:
+        """Return the numbers that blocks of rows, uint8 [..., bytes of a row], are dequantized to.
+
+        Raises:
+            CheckpointError: one of them is NaN or infinite.
+        """
+        found = dequantizer(self.blocks)(data.view(-1, data.shape[-1])).view(*data.shape[:-1], -1)
+        if not bool(torch.isfinite(found).all()):
+            raise CheckpointError(f"tensor `{self.name}` has a scale that is NaN or infinite.")
+        return found if self.factor == 1.0 else found * self.factor
 
     def as_models(self, whole: Tensor) -> Tensor:
         """Return the rows that are read, as bytes or numbers, in the models' order, with the models' values.
@@ -103,23 +136,25 @@ class GgufFile(TensorFile):
         super().__init__(path)
 
     def read(self, stored: StoredTensor) -> Tensor:
-        """Return a tensor in the models' order of rows, of quantized ones the bytes of each row.
+        """Return a tensor in the models' order of rows, of quantized ones that are kept so the bytes of each row.
 
         Raises:
-            CheckpointError: the file cannot be read.
+            CheckpointError: the file cannot be read, or a number is NaN or infinite.
         """
         place = stored
         if isinstance(stored, GgufTensor) and stored.order is not None:
             place = replace(stored, shape=(stored.stored_rows, *stored.shape[1:]))
-        block = QUANTIZED.get(stored.dtype)
+        block = QUANTIZED.get(stored.stored_type) or DEQUANTIZED.get(stored.stored_type)
         if block is not None:
             columns = stored.shape[-1] // block.numbers * block.num_bytes
             place = replace(place, dtype="U8", shape=(*place.shape[:-1], columns))
         whole = super().read(place)
-        return stored.as_models(whole) if isinstance(stored, GgufTensor) else whole
+        if not isinstance(stored, GgufTensor):
+            return whole
+        return stored.as_models(stored.numbers(whole) if stored.blocks else whole)
 
     def read_into(self, stored: StoredTensor, wanted: WeightSlice) -> None:
-        """Copy a part of a tensor into its target; one whose rows or values differ from the models' is read whole.
+        """Copy a part of a tensor into its target, some rows at a time where rows or values differ from the models'.
 
         Raises:
             CheckpointError: as `check`, or the file cannot be read.
@@ -128,28 +163,62 @@ class GgufFile(TensorFile):
             super().read_into(stored, wanted)
             return
         self.check(stored, [wanted.shape], wanted.dtypes)
-        wanted.fill(self.read(stored))
+        together = stored.rows_together
+        num_rows = max(1, _NUMBERS_AT_ONCE // math.prod(stored.shape[1:]) // together) * together
+        for first, piece in wanted.pieces(num_rows):
+            piece.fill(self.read(stored.rows(first, piece.shape[0])))
 
     def _read_header(self) -> dict[str, StoredTensor]:
         architecture, metadata = architecture_of(self._model), Metadata(self._model)
         found: dict[str, StoredTensor] = {}
+        scales = {_scale_of(name) for name, place in self._model.tensors.items() if place.kind == _WITH_SCALE}
+        scales = {name for name in scales & self._model.tensors.keys() if model_name(name, architecture.names) == name}
         for name, place in read_header(self.path).tensors.items():
-            if name in _OF_CONFIGURATION or name.startswith(_OF_OTHER_MODELS):
+            if name in _OF_CONFIGURATION or name.startswith(_OF_OTHER_MODELS) or name in scales:
                 continue
-            tensor = StoredTensor(
-                name=name, dtype=place.kind, shape=place.shape, start=place.start, num_bytes=place.num_bytes
-            )
+            tensor = self._stored(name, place)
             num_experts = place.shape[0] if len(place.shape) == 3 else 0
             experts = expert_names(name, num_experts, architecture.names)
+            factors = self._factors(name, len(experts)) if _scale_of(name) in scales else [1.0]
             if not experts:
+                if factors != [1.0]:
+                    tensor = _as_gguf(tensor, factor=factors[0])
                 for part in _parts(tensor, architecture, metadata, self._model):
                     found |= _as_models(part, architecture, metadata)
                 continue
             self._check_count(name, num_experts, metadata)
             parts = _halves_of_items(tensor) if len(experts) == 2 * num_experts else tensor
             for index, each in enumerate(experts):
-                found[each] = parts.item(index)
+                part = parts.item(index)
+                factor = factors[index * len(factors) // len(experts)]
+                found[each] = part if factor == 1.0 else _as_gguf(part, factor=factor)
         return found
+
+    def _stored(self, name: str, place: TensorPlace) -> StoredTensor:
+        """Return the place of a tensor as it is stored, or as numbers where it is dequantized.
+
+        Raises:
+            CheckpointError: nothing that is installed dequantizes it.
+        """
+        at: dict[str, Any] = {"name": name, "shape": place.shape, "start": place.start, "num_bytes": place.num_bytes}
+        if place.kind not in DEQUANTIZED:
+            return StoredTensor(dtype=place.kind, **at)
+        try:
+            dequantizer(place.kind)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: tensor `{name}` is of type {error}") from error
+        return GgufTensor(dtype="F32", blocks=place.kind, **at)
+
+    def _factors(self, name: str, num_parts: int) -> list[float]:
+        """Return what multiplies the numbers of a tensor, or of each item of a stack.
+
+        Raises:
+            CheckpointError: there is neither one nor one for each item.
+        """
+        factors = read_factors(self._model, _scale_of(name))
+        if len(factors) != 1 and (not num_parts or num_parts % len(factors)):
+            raise CheckpointError(f"{self.path}: tensor `{_scale_of(name)}` holds {len(factors)} numbers, not one.")
+        return factors
 
     def _check_count(self, name: str, experts: int, metadata: Metadata) -> None:
         """Raise unless a stack of experts has as many as the metadata says.
@@ -163,6 +232,10 @@ class GgufFile(TensorFile):
                 f"{self.path}: tensor `{name}` holds {experts} experts, but `{metadata.architecture}.expert_count` is "
                 f"{count}."
             )
+
+
+def _scale_of(name: str) -> str:
+    return f"{name.removesuffix('weight')}scale"
 
 
 def _halves_of_items(tensor: StoredTensor) -> StoredTensor:
@@ -219,6 +292,8 @@ def _as_models(tensor: StoredTensor, architecture: Architecture, metadata: Metad
         tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
     if within in _ROWS and len(tensor.shape) == 1:
         tensor = replace(tensor, shape=(1, *tensor.shape))
+    if within in _VECTORS:
+        tensor = replace(tensor, shape=(math.prod(tensor.shape),))
     changes = _changes(tensor, within, architecture, metadata)
     rows = architecture.rows(metadata, within, tensor.shape[0]) if tensor.shape else {}
     if not rows:
@@ -240,7 +315,8 @@ def _changes(tensor: StoredTensor, within: str, architecture: Architecture, meta
     heads_key = _HEADS.get(within)
     if architecture.has_interleaved_heads and heads_key is not None:
         default = metadata.count(_HEADS["attn_q"])
-        head_rows = tensor.shape[0] // max(metadata.count(heads_key, default), 1)
+        count = metadata.count_but_zeros if architecture.has_states else metadata.count
+        head_rows = tensor.shape[0] // max(count(heads_key, default), 1)
         return {"head_rows": head_rows} if head_rows and head_rows % 2 == 0 else {}
     if within and within == architecture.columns_in_turns:
         heads = DeltaHeads.read(metadata)
@@ -255,6 +331,8 @@ def _changes(tensor: StoredTensor, within: str, architecture: Architecture, meta
 
 
 def _as_gguf(tensor: StoredTensor, **changes: Any) -> GgufTensor:
+    if isinstance(tensor, GgufTensor):
+        return replace(tensor, **changes)
     return GgufTensor(
         name=tensor.name,
         dtype=tensor.dtype,

@@ -53,6 +53,11 @@ class StoredTensor:
     num_bytes: int
 
     @property
+    def stored_type(self) -> str:
+        """The type that is stored, where numbers of `dtype` are made of it while they are read; otherwise `dtype`."""
+        return self.dtype
+
+    @property
     def rows_together(self) -> int:
         """Rows that can only be read together: `rows` takes multiples of them."""
         return 1

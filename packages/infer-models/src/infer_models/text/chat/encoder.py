@@ -15,6 +15,7 @@ from infer_models.text.chat.special_tokens import (
     MessageMarks,
     SpecialToken,
     SpecialTokenScanner,
+    is_always_control,
     visible_characters,
 )
 from infer_models.text.chat.templates.left_out import said_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 # A name between punctuation, such as `<think>`, `[INST]` or `◁think▷`.
 _MARKER = re.compile(r"[^\w\s]\S*\w\S*[^\w\s]")
-_ALWAYS_CONTROL = re.compile(r"<([|\N{FULLWIDTH VERTICAL LINE}]).+\1>")
 
 
 class ReasoningState(Enum):
@@ -103,6 +103,7 @@ class ChatEncoder:
         self.tool_call_format: ToolCallFormat | None = TOOL_CALL_FORMATS.get(tool_call_format)
         if tool_call_format == "auto":
             self.tool_call_format = tool_call_format_of(tool_template.source)
+        self._tool_template = tool_template
         self._renderer = ChatRenderer(template, tool_template=tool_template, tool_call_format=self.tool_call_format)
         self._switches, self._switches_with_tools = Switches(template), Switches(tool_template)
         self._encoder = encoder
@@ -124,6 +125,11 @@ class ChatEncoder:
     def knows_tools(self) -> bool:
         """Whether the template tells the model about tools."""
         return self._renderer.knows_tools
+
+    @property
+    def variable_names(self) -> frozenset[str]:
+        """The names of variables that the template reads, with tools or without."""
+        return self.template.variable_names | self._tool_template.variable_names
 
     @property
     def left_out(self) -> str:
@@ -271,4 +277,4 @@ def _control_tokens(tokenizer: tokenizers.Tokenizer, template_source: str) -> li
 
 def _is_control(content: str, template_source: str) -> bool:
     is_written = content in template_source and _MARKER.fullmatch(content) is not None
-    return is_written or _ALWAYS_CONTROL.fullmatch(content) is not None
+    return is_written or is_always_control(content)

@@ -20,6 +20,7 @@ _LETTERS_THAT_BECOME_ASCII = (
 )
 
 _ROLE = re.compile(r"[\w .-]+")
+_ALWAYS_CONTROL = re.compile(r"<([|\N{FULLWIDTH VERTICAL LINE}]).+\1>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,11 @@ class SpecialTokenScanner:
                 start = match.end()
             else:
                 start = end
+
+
+def is_always_control(content: str) -> bool:
+    """Return whether an added token is a control token by its spelling, such as `<|fim_prefix|>`."""
+    return _ALWAYS_CONTROL.fullmatch(content) is not None
 
 
 def visible_characters(texts: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from infer_models.text.files.scored_pieces import ScoredPieces, merges_by_score
 from infer_models.text.files.sentencepiece_model import BPE, SPACE, UNIGRAM, Piece, PieceKind, SentencePieceModel
 from infer_models.text.files.tokenizer_parts import TokenizerFiles
 from infer_models.text.files.vocabulary_files import add_ends, tokenizer_of_pieces
+from infer_models.text.infill import INFILL_NAMES
 
 logger = logging.getLogger("infer_models")
 
@@ -41,6 +42,7 @@ _NAMED: Mapping[str, str] = {
     "sep_token": "seperator_token_id",
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
+    **{name: f"{name}_id" for names in INFILL_NAMES.values() for name in names},
 }
 """Names of special tokens and their keys, as the format spells them."""
 

@@ -39,6 +39,9 @@ _EVENTS = (
     "where a tool call begins) and one with `finish_reason`; then `[DONE]`."
 )
 
+# The engine's names of fields, and the client's.
+PARAMS = {"prompt": "messages"}
+
 
 class _ChatEndpoint(Endpoint[ChatBody]):
     """Makes requests of conversations, and chat completions of the outputs."""
@@ -63,9 +66,16 @@ class _ChatEndpoint(Endpoint[ChatBody]):
         return ids.into(builder.build(head, choices_per_prompt=accepted.choices_per_prompt, call_style=style))
 
 
+def chat_handler(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
+) -> GenerationHandler[ChatBody]:
+    """Return what answers conversations."""
+    return GenerationHandler(_ChatEndpoint, ChatBody, engine=engine, settings=settings, served_models=served_models)
+
+
 def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]) -> list[HTTPRouteHandler]:
     """Return the handlers of `/v1/chat/completions`."""
-    handler = GenerationHandler(_ChatEndpoint, ChatBody, engine=engine, settings=settings, served_models=served_models)
+    handler = chat_handler(engine, settings=settings, served_models=served_models)
 
     @post(
         "/v1/chat/completions",
@@ -74,7 +84,7 @@ def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequ
         description=NEGOTIATED_RESPONSE,
         operation_class=operation_with_body(ChatBody, events=_EVENTS),
         responses=error_responses(_ERRORS),
-        exception_handlers=exception_handlers(params={"prompt": "messages"}),
+        exception_handlers=exception_handlers(params=PARAMS),
     )
     async def create_chat_completion(request: Request[Any, Any, Any]) -> Response[ChatCompletion]:
         return await handler.respond(request)
@@ -85,7 +95,7 @@ def chat_routes(engine: Engine, *, settings: ServerSettings, served_models: Sequ
         summary=RENDERING,
         operation_class=operation_with_body(ChatBody),
         responses=error_responses(_ERRORS),
-        exception_handlers=exception_handlers(params={"prompt": "messages"}),
+        exception_handlers=exception_handlers(params=PARAMS),
     )
     async def render_chat_completion(request: Request[Any, Any, Any]) -> RenderedPrompt:
         [rendered] = await handler.render(request)

@@ -4,9 +4,10 @@ Fields of OpenAI's own API that this server does not support, and those of other
 `infer_server.api.foreign_fields`.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from infer_engine.protocol import GenerateRequest
+from infer_engine.protocol import GenerateRequest, InfillPrompt
 from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_server.api.fields import described
 from infer_server.api.foreign_fields import check_foreign
@@ -65,6 +66,13 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True, forbid_unknown
             maximum=MAX_LOGPROBS,
         ),
     ] = None
+    suffix: Annotated[
+        str | None,
+        described(
+            "Fill in the text between each prompt, which is a text, and this; for models that were trained to. Not "
+            "with `echo`."
+        ),
+    ] = None
     best_of: Annotated[int | None, described("Only the value of `n`: the choices made are those sent.")] = None
 
     def __post_init__(self) -> None:
@@ -86,6 +94,9 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     check_foreign(body)
     if body.best_of not in (None, n):
         raise unsupported("best_of", body.best_of, send=f"{n}, the value of `n`")
+    if body.suffix:
+        _check_suffix(body, prompts)
+        prompts = [InfillPrompt(prefix=prompt, suffix=body.suffix) for prompt in prompts if isinstance(prompt, str)]
     logprobs = _logprobs(body)
     is_limited = any(getattr(body, name) is not None for name in _LIMITS)
     params = generation_params(
@@ -105,6 +116,13 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
         )
         for prompt in prompts
     ]
+
+
+def _check_suffix(body: CompletionBody, prompts: Sequence[object]) -> None:
+    if body.echo:
+        raise unsupported("echo", body.echo, send="false with `suffix`")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise out_of_range("suffix", "`suffix` needs texts as `prompt`, not token ids; send texts, or leave it out.")
 
 
 def _logprobs(body: CompletionBody) -> int | None:
@@ -127,7 +145,7 @@ def _check_prompt(prompt: Prompt) -> None:
         raise _bad_prompt("`prompt` is empty, or one of its prompts is; send at least one token.", code="empty_prompt")
 
 
-def _prompts(prompt: Prompt) -> list[str | list[int]]:
+def _prompts(prompt: Prompt) -> list[str | list[int] | InfillPrompt]:
     """Return the prompts. `_check_prompt` has checked that they are of one kind and that none is empty."""
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
     return list(prompt) if several else [prompt]  # type: ignore[list-item,arg-type]  # `_check_prompt` leaves `str` or `list[int]`

@@ -76,13 +76,20 @@ class _CompletionEndpoint(Endpoint[CompletionBody]):
         return ChoicePieces(accepted.streams, echoed_texts=texts, token_bytes=self.engine.token_bytes)
 
 
+def completion_handler(
+    engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
+) -> GenerationHandler[CompletionBody]:
+    """Return what answers prompts."""
+    return GenerationHandler(
+        _CompletionEndpoint, CompletionBody, engine=engine, settings=settings, served_models=served_models
+    )
+
+
 def completion_routes(
     engine: Engine, *, settings: ServerSettings, served_models: Sequence[str]
 ) -> list[HTTPRouteHandler]:
     """Return the handlers of `/v1/completions`."""
-    handler = GenerationHandler(
-        _CompletionEndpoint, CompletionBody, engine=engine, settings=settings, served_models=served_models
-    )
+    handler = completion_handler(engine, settings=settings, served_models=served_models)
 
     @post(
         "/v1/completions",

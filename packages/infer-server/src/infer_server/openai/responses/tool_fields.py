@@ -157,6 +157,7 @@ def _read(given: list[dict[str, Any]], *, at: str, namespace: str | None = None)
                 yield CallableTool(seen, place, function.name, namespace)
             case "custom":
                 custom = decode_object(tool, CustomTool, at=place)
+                check_tool_name(custom.name, param=f"{place}.name")
                 name = full_name(namespace, custom.name)
                 seen = Tool(name=name, description=_description(custom), parameters=_INPUT_SCHEMA)
                 yield CallableTool(seen, place, custom.name, namespace, is_custom=True)
