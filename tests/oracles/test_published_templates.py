@@ -4,6 +4,7 @@ A conversation is drawn as OpenAI's API has it, written in the words of one of t
 reads it. Where `transformers` refuses it, or leaves words of it out, our prompt has all words (`KEPT` and `LOST`).
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,22 +156,26 @@ class Theirs:
 
 
 def _spellings(drawn: Drawn) -> Iterator[list[Message]]:
-    for empty in ({"content": ""}, {}, {"content": None}):
-        for as_text in (False, True):
-            messages = []
-            for message in drawn.messages:
-                role = "system" if message["role"] == "developer" else message["role"]
-                spelled = {**(empty if role == "assistant" else {}), **message, "role": role}
-                if "reasoning_content" in message:
-                    spelled |= dict.fromkeys(("reasoning", "thought"), message["reasoning_content"])
-                if as_text and "tool_calls" in message:
-                    spelled["tool_calls"] = [with_text(call) for call in message["tool_calls"]]
-                messages.append(spelled)
-            if drawn.api == "responses":
-                num_first = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
-                first = {"role": "system", "content": "\n\n".join(each["content"] for each in messages[:num_first])}
-                messages = [*([first] if num_first else []), *messages[num_first:]]
-            yield messages
+    empties: tuple[Message, ...] = ({"content": ""}, {}, {"content": None})
+    for as_parts, empty, as_text in itertools.product((False, True), empties, (False, True)):
+        messages = []
+        for message in drawn.messages:
+            role = "system" if message["role"] == "developer" else message["role"]
+            spelled = {**(empty if role == "assistant" else {}), **message, "role": role}
+            if "reasoning_content" in message:
+                spelled |= dict.fromkeys(("reasoning", "thought"), message["reasoning_content"])
+                if as_parts:
+                    thinking = {"type": "thinking", "thinking": message["reasoning_content"]}
+                    text = [{"type": "text", "text": message["content"]}] if message.get("content") else []
+                    spelled["content"] = [thinking, *text]
+            if as_text and "tool_calls" in message:
+                spelled["tool_calls"] = [with_text(call) for call in message["tool_calls"]]
+            messages.append(spelled)
+        if drawn.api == "responses":
+            num_first = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
+            first = {"role": "system", "content": "\n\n".join(each["content"] for each in messages[:num_first])}
+            messages = [*([first] if num_first else []), *messages[num_first:]]
+        yield messages
 
 
 def _vocabulary(source: str) -> tokenizers.Tokenizer:

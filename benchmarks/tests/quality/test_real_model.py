@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from infer_bench.quality import real_model
 from infer_bench.quality.gguf_file import GGUFFile
 from infer_bench.quality.questions import QUESTIONS
-from infer_bench.quality.real_model import Side, count_same, documentation, judge, token_windows, write_dequantized
+from infer_bench.quality.real_model import Side, count_same, judge, token_windows, write_dequantized
 from infer_bench.quality.smollm import PackageUnavailableError, smollm_file, smollm_folder, write_smollm
+from infer_bench.results import documentation
 from infer_models import load_model
 from infer_models.text import Tokenizer
 

@@ -124,9 +124,10 @@ async def test_prompts_are_pieces_of_the_documentation(tmp_path: Path, monkeypat
     assert (tmp_path / "x.json").is_file()
     assert result["workload"]["prompts_of"] == "documentation"
     twice = [*arguments.text, *arguments.text]
-    for request in engine.requests:
-        begins = (place for place, token in enumerate(twice) if token == request.prompt[0])
-        assert any(twice[begin : begin + len(request.prompt)] == request.prompt for begin in begins)
+    for prompt in [request.prompt for request in engine.requests]:
+        assert isinstance(prompt, list)
+        begins = (place for place, token in enumerate(twice) if token == prompt[0])
+        assert any(twice[begin : begin + len(prompt)] == prompt for begin in begins)
 
 
 @pytest.mark.parametrize(
