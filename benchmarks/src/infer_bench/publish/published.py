@@ -52,7 +52,7 @@ RESULTS = (
         name="serving-smollm2",
         command="infer-bench serving --checkpoint {checkpoint:smollm2-135m-instruct} --documentation --workload all "
         "--rounds 1 --name serving-smollm2 --no-progress",
-        minutes=8,
+        minutes=4,
     ),
     Result(name="policies", command="infer-bench policies", minutes=6),
     Result(name="over-http-smollm-135m", command="infer-bench over-http", minutes=1.5),
