@@ -43,7 +43,7 @@ BEYOND_SCHEMAS = re.compile(
     | invalid_value\ (continue_final_message|add_generation_prompt)  # no message to continue
     | (invalid_value|missing_field)\ function(s|_call)\S*  # beside `tools`, of one name, or none of that
     | empty_prompt\ input                         # no item that counts
-    | previous_response_not_found\ previous_response_id
+    | (previous_response|item)_not_found\ \S+     # of another server, or before a restart
     | missing_field\ (input|tool_choice)\S*       # fields that belong to one type
     | invalid_value\ text\.format                # a schema that is missing
     | invalid_value\ tool_choice\.\S+            # none of the tools
