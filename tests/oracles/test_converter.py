@@ -467,6 +467,7 @@ def served(path: Path) -> list[int]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [SERVER, "-m", str(path), "--port", str(port), "-c", "256", "-np", "1", "-t", "1", "--no-warmup"]
+    command += ["-ctk", "f32", "-ctv", "f32"]  # as `transformers` keeps them
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     body = {"prompt": PROMPT, "n_predict": NUM_TOKENS, "temperature": 0, "return_tokens": True, "cache_prompt": False}
     request = urllib.request.Request(
