@@ -223,3 +223,12 @@ async def test_failed_request_is_500_with_the_engines_words() -> None:
     async with client_of(engine) as client:
         reply = await client.post("/v1/completions", json={"prompt": "x"})
     assert (reply.status_code, error_of(reply)["code"]) == (500, "step_failed")
+
+
+async def test_false_is_no_other_name_of_zero() -> None:
+    body = {"prompt": "a", "max_tokens": 0, "num_predict": False, "max_new_tokens": 0}
+    async with client_of(FakeEngine()) as client:
+        reply = await client.post("/v1/completions", json=body)
+        assert reply.status_code >= 400
+        assert reply.json()["error"]["param"] == "num_predict"
+        assert (await client.post("/v1/completions", json=body | {"num_predict": 0})).status_code == 200

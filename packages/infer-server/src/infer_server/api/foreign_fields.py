@@ -308,7 +308,8 @@ def decode_fields(raw: bytes, struct: type[F]) -> F:
             continue
         if meant not in struct.__struct_fields__:
             raise unsupported(name, value, send="null")
-        if fields.get(meant) not in (None, value):
+        given = fields.get(meant)
+        if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
             raise out_of_range(name, f"`{name}` is another name of `{meant}`, and both are given; send only one.")
         fields[meant] = value
     return decode_body(msgspec.json.encode(fields), struct)
