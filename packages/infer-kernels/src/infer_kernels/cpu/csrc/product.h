@@ -20,9 +20,9 @@ constexpr int WIDE = 2;
 constexpr int NARROW = 2;  // VECTORS of a dense layer's panels, whose layout is the same everywhere; attention's are WIDE
 
 template <class T>
-constexpr int INPUTS_TOGETHER = 1;
+inline constexpr int INPUTS_TOGETHER = 1;
 template <>
-constexpr int INPUTS_TOGETHER<bf16> = 2;
+inline constexpr int INPUTS_TOGETHER<bf16> = 2;
 
 // `inputs`, which may be odd, as many as are kept together.
 template <class T>
