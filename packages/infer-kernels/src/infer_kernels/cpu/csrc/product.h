@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "unrolled.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__)
@@ -55,6 +56,22 @@ static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #endif
 }
 
+#if defined(__clang__) && !defined(__AVX512F__)
+// Adds the products of a vector of weights, one input, with the inputs of all rows, part by part: with AVX2 the sums, an input
+// of each row and one part of the weights are all that sixteen registers hold. Clang keeps to this order, and spills sums in
+// the other (1.8 times as long); GCC finds its own, and attention takes 1.4 times as long with this one.
+template <int ROWS, int VECTORS>
+ALWAYS_INLINE static inline void add_by_parts(Floats (&sums)[ROWS][VECTORS], int vector, Floats weights,
+                                              const Floats::Part (&inputs)[ROWS]) {
+    unrolled<Floats::PARTS>([&](auto part) ALWAYS_INLINE {
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            Floats::Part& sum = sums[row][vector].parts[part];
+            sum = add_product(sum, weights.parts[part], inputs[row]);
+        });
+    });
+}
+#endif
+
 // Adds the products with `inputs` inputs, a multiple of INPUTS_TOGETHER. With PREFETCHES, asks for the panel `next`
 // meanwhile. Always inlined: elsewhere the sums would be in memory.
 template <int ROWS, int VECTORS, bool PREFETCHES = false>
@@ -92,6 +109,7 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
     static_assert(!PREFETCHES, "only weights of bf16 are asked for ahead");
     const T* at = x.first;
     for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS, at += x.step) {
+#if !defined(__clang__) || defined(__AVX512F__)
         Floats weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
@@ -101,6 +119,13 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] = add_product(sums[row][i], weights[i], input);
         }
+#else
+        Floats::Part inputs_of_rows[ROWS];
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            inputs_of_rows[row] = splat(to_float(at[row * x.stride])).parts[0];
+        });
+        unrolled<VECTORS>([&](auto i) ALWAYS_INLINE { add_by_parts(sums, i, load16(panel + 16 * i), inputs_of_rows); });
+#endif
     }
 }
 
