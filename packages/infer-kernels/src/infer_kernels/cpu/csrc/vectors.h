@@ -62,9 +62,7 @@ static inline Floats as_floats(Words bits) { return (Floats)bits; }
 static inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
 static inline Ints choose(Ints condition, Ints yes, Ints no) { return condition ? yes : no; }
 template <class To, class V>
-static inline To convert(V from) {
-    return __builtin_convertvector(from, To);
-}
+static inline To convert(V from) { return __builtin_convertvector(from, To); }
 #endif
 static inline Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
@@ -74,26 +72,10 @@ static inline Floats maximum(Floats a, Floats b) {
 #endif
 }
 
-// a * b + c, rounded once on every instruction set; compilers choose by what is faster.
-static inline Floats multiply_add(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) && defined(__AVX2__)
-    constexpr int PARTS = Floats::PARTS;
-    FOR_PARTS(c.parts[i] = _mm256_fmadd_ps(a.parts[i], b.parts[i], c.parts[i]));
-    return c;
-#else
-    constexpr int PARTS = Floats::PARTS;
-    FOR_PARTS(for (int lane = 0; lane < Floats::LANES; lane++) c.parts[i][lane] =
-                  __builtin_fmaf(a.parts[i][lane], b.parts[i][lane], c.parts[i][lane]));
-    return c;
-#endif
-}
-
 // sum + a * b, in one rounding where the CPU has that. Written wherever a sum takes a product: left to themselves compilers
 // fuse different ones, or none.
 #if defined(__AVX512F__)
-static inline Floats add_product(Floats sum, Floats a, Floats b) { return multiply_add(a, b, sum); }
+static inline Floats add_product(Floats sum, Floats a, Floats b) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
 #else
 static inline Floats::Part add_product(Floats::Part sum, Floats::Part a, Floats::Part b) {
 #if defined(__FMA__) && defined(__AVX2__)
@@ -112,6 +94,18 @@ static inline Floats add_product(Floats sum, Floats a, Floats b) {
 #endif
 static inline Floats add_product(Floats sum, Floats a, float b) { return add_product(sum, a, splat(b)); }
 static inline Floats add_product(float sum, Floats a, Floats b) { return add_product(splat(sum), a, b); }
+
+// a * b + c, rounded once on every instruction set.
+static inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__)) || defined(__aarch64__)
+    return add_product(c, a, b);
+#else
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(for (int lane = 0; lane < Floats::LANES; lane++) c.parts[i][lane] =
+                  __builtin_fmaf(a.parts[i][lane], b.parts[i][lane], c.parts[i][lane]));
+    return c;
+#endif
+}
 
 // Sixteen halves as words and back; compilers make a detour of the conversion.
 static inline Words widen(Halves halves) {
