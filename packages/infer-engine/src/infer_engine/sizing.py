@@ -22,6 +22,7 @@ from infer_engine.gpu_visibility import VISIBLE_DEVICES, describe_node, explain_
 from infer_engine.host_limits import MemoryLimit, read_host_limits
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
+from infer_kernels.optional_triton import HAS_TRITON, TRITON_MISSING
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,11 @@ def resolve_device(name: str) -> torch.device:
     `torch.cuda.set_device` refuses `cuda` without an index.
 
     Raises:
-        ValueError: there is no such GPU.
+        ValueError: there is no such GPU, or there is no Triton to compute on it.
     """
     visible = os.environ.get(VISIBLE_DEVICES)
+    if not HAS_TRITON and (name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())):
+        raise ValueError(f"`device` is {name!r}, but {TRITON_MISSING}, or use `cpu`.")
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)

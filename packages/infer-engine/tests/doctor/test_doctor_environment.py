@@ -233,6 +233,14 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
 
 
+def test_a_gpu_without_triton_is_a_failure_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infer_kernels.optional_triton.HAS_TRITON", False)
+    with made_gpus(monkeypatch):
+        found = examined(examine_environment, device="cuda")
+    assert found.named("failed") == {"Triton"}
+    assert "install `infer-kernels[triton]`" in found.findings["Triton"].found
+
+
 def test_an_exclusive_gpu_gets_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with made_gpus(monkeypatch, mode="Exclusive_Process"):
         found = examined(examine_environment, device="cuda")
