@@ -89,7 +89,7 @@ def oracles(session: nox.Session) -> None:
 @nox.session
 def tests_full(session: nox.Session) -> None:
     """What `tests` leaves out: every triple of values of a grid, and long runs; but for interpreted kernels."""
-    sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
+    sync(session, "--group", "test", "--group", "server-test", "--group", "bench", "--group", "model")
     run_tests(session, *LEFT_OUT, "benchmarks/tests", "tests", "packages", f"--ignore={INTERPRETER_TESTS}")
 
 
@@ -404,7 +404,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def alone(session: nox.Session) -> None:
-    """The kernels as other projects take them: the built wheel with torch and triton, outside the workspace."""
+    """The kernels as other projects take them: the built wheel with what torch brings, outside the workspace."""
     folder = Path(session.create_tmp()).resolve()
     session.run(
         "uv", "build", "--wheel", "--quiet", "--package", "infer-kernels", "--out-dir", str(folder), external=True

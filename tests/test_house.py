@@ -42,7 +42,7 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests/text": 18,
     "packages/infer-server/src/infer_server/api": 14,
     "packages/infer-server/tests/connections": 15,
-    "tests": 34,
+    "tests": 35,
     "tests/field": 32,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
@@ -62,7 +62,7 @@ CEILINGS: dict[str, int] = {
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_900,
     "benchmarks/tests": 3_650,
-    "tests": 15_300,
+    "tests": 15_700,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""
