@@ -57,9 +57,10 @@ def test_kernels_are_defined_with_options_or_without_and_not_launched(without: A
         raise AssertionError(size)
 
     for defined in (without.triton.jit(kernel), without.triton.jit(do_not_specialize=["size"])(kernel)):
-        for launch in (lambda defined=defined: defined[(1,)](4), lambda defined=defined: defined(4)):
-            with pytest.raises(without.TritonMissingError, match=r"kernel` needs Triton.*`infer-kernels\[triton\]`"):
-                launch()
+        with pytest.raises(without.TritonMissingError, match=r"kernel` needs Triton.*`infer-kernels\[triton\]`"):
+            defined[(1,)](4)
+        with pytest.raises(without.TritonMissingError, match="kernel` needs Triton"):
+            defined(4)
     assert without.triton.constexpr_function(cdiv := lambda a, b: -(-a // b)) is cdiv
 
 
