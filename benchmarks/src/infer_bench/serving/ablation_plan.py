@@ -66,6 +66,7 @@ LEFT_OUT = {
     "state_cache_memory": "no shape has layers with states",
     "speculative_model": "nothing is drafted",
     "num_gpu_blocks": "another name of `num_kv_blocks`",
+    "max_decode_slowdown": "`max_prefill_tokens_beside_decodes` is in its place, and both together are refused",
     "gpu_memory_utilization": "`kv_cache_memory` is in its place",
     "step_timeout_s": "ends a stuck engine, and no step is",
     "routing_policy": "there is one copy of the model",
