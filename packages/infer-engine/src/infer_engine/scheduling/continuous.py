@@ -31,7 +31,7 @@ class ContinuousScheduler(BaseScheduler):
         super().__init__(kv_cache_manager, limits, waiting_rank=policy.waiting_rank, running_rank=policy.running_rank)
         self._policy = policy
         self._turns = PrefillTurns()
-        self._share = None if policy.prefill_pass else _make_share(limits)
+        self._share = _make_share(limits)
         self._num_steps = 0
 
     @property

@@ -23,7 +23,7 @@ _NOISE, _LOAD, _DRIFT = 0.15, 0.05, 0.02
 _OUTLIER = 3.0
 """Standard deviations from what was expected beyond which a step counts as one at that distance."""
 _MOST_RATIO = 1000
-"""How many times less than a whole step's rate each rate may be: noise must make none negative."""
+"""How many times less than that of the whole step each rate may be: noise must make none negative."""
 _TICK_S = 1e-9
 """Seconds below which a clock has not moved."""
 
@@ -58,13 +58,14 @@ class PrefillShare:
         if seconds < _TICK_S:
             return
         x, y, z = BASE_ROWS, num_decodes, num_prompt_tokens
-        rate = seconds / (x + y + z)
         if not self._covariance:
+            rate = seconds / (x + y + z)
             self._rates, self._covariance = (rate, rate, rate), (rate**2, 0.0, 0.0, rate**2, 0.0, rate**2)
             return
         base, decode, prompt = self._rates
         expected_s = base * x + decode * y + prompt * z
-        bb, bd, bp, dd, dp, pp = self._predict(expected_s / (x + y + z))
+        rate = expected_s / (x + y + z)
+        bb, bd, bp, dd, dp, pp = self._predict(rate)
         # The covariance of each rate with the step's seconds, and the variance of the seconds.
         b, d, p = bb * x + bd * y + bp * z, bd * x + dd * y + dp * z, bp * x + dp * y + pp * z
         variance = b * x + d * y + p * z + (_NOISE * expected_s) ** 2
