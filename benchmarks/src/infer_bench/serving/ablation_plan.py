@@ -72,8 +72,7 @@ LEFT_OUT = {
     "routing_policy": "there is one copy of the model",
     "tool_call_format": "no request has tools",
     "reasoning_format": "completions have no reasoning",
-    "reasoning_budget": "completions have no reasoning",
-    "reasoning_budget_message": "completions have no reasoning",
+    **dict.fromkeys(("reasoning_budget", "reasoning_budget_message"), "completions have no reasoning"),
     "generation_config": "each request says how it is sampled",
     "structured_output_whitespace": "no request asks for structured output",
 }

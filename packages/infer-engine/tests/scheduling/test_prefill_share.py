@@ -1,4 +1,4 @@
-"""How many prompt tokens are computed beside decodes: on a CPU by what steps have taken, on a GPU as many as fit."""
+"""How many prompt tokens are computed beside decodes, by what steps have taken."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,19 +14,15 @@ from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.messages import Submit
-from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS, PaddedShapes
-from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPTS, limit_prompts_beside_decodes
 from infer_engine.outputs import SampledTokens, SamplerOutput
-from infer_engine.protocol import EngineConfig, SamplingParams
+from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, PrefillShare, Schedule, SchedulerLimits
 from infer_engine.scheduling.prefill_share import FLOOR
-from infer_engine.sizing import size_step
 from infer_engine.step_runner import ComputedPass, PromptLogprobs, no_prompt_logprobs
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
-SIZES = [MAX_CAPTURED_TOKENS, *LARGER_SIZES]
 MOST = 512
 Noise = Callable[[], float]
 
@@ -245,10 +240,8 @@ class Served:
     last_share: int
 
 
-def serve(
-    machine: Machine, *, is_ahead: bool = False, policy: str = "fcfs", longest: int = 256, **limits: Any
-) -> Served:
-    """Serve one request, and then 16 at once, of 32 to `longest` prompt tokens and 64 of answer each."""
+def serve(machine: Machine, *, is_ahead: bool = False, policy: str = "fcfs", **limits: Any) -> Served:
+    """Serve one request, and then 16 at once, of 32 to 256 prompt tokens and 64 of answer each."""
     clock = ManualClock()
     runner = TimedRunner(machine, clock)
     manager = PagedKVCacheManager([500], 64, max_chunk=MOST, keeps_prefixes=False)
@@ -269,7 +262,7 @@ def serve(
 
     def submit(name: str) -> None:
         params = SamplingParams(temperature=0, ignore_eos=True)
-        prompt = [draw.randrange(900) for _ in range(draw.randint(32, longest))]
+        prompt = [draw.randrange(900) for _ in range(draw.randint(32, 256))]
         core.handle(Submit(request_id=name, prompt_token_ids=prompt, max_tokens=64, seed=0, params=params))
 
     def run() -> None:
@@ -368,39 +361,3 @@ def test_drafts_are_rows_of_decodes_and_a_prompt_of_one_token_is_none() -> None:
     decode.state = RequestState.DECODE
     assert Schedule(items=[(decode, 1)], decodes=[decode] * 4).size == (4, 0)
     assert Schedule(items=[(decode, 1), (prompt, 1), (prompt, 7)]).size == (1, 8)
-
-
-def limits_of_gpu(config: EngineConfig, most_prompt_tokens: int) -> SchedulerLimits:
-    limits = size_step(config, device=torch.device("cuda"), model_max_seq_len=9000)
-    found = limit_prompts_beside_decodes(limits, most_prompt_tokens=most_prompt_tokens)
-    assert found.prefill_chunk_size == 2048  # in steps without decodes
-    return found
-
-
-@pytest.mark.covers("configuration/prefill-beside-decodes-gpu")
-@pytest.mark.parametrize(("size", "tokens"), list(zip(SIZES, [480, 992, 2016, 2272], strict=True)))
-def test_prompt_tokens_beside_decodes_fill_the_largest_captured_step_of_a_gpu(size: int, tokens: int) -> None:
-    limits = limits_of_gpu(EngineConfig(), size)
-    assert (limits.max_prefill_tokens_beside_decodes, limits.max_decode_slowdown) == (tokens, None)
-    shapes = PaddedShapes(max_seqs=256, max_tokens=8192, max_prompt_tokens=size)
-    padded = shapes.least(tokens + DECODES_BESIDE_PROMPTS, 40, is_decode_only=False)
-    assert padded is not None
-    assert padded.num_tokens == size
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_prompt_tokens_beside_decodes_are_those_that_were_set(size: int) -> None:
-    limits = limits_of_gpu(EngineConfig(max_prefill_tokens_beside_decodes=7), size)
-    assert limits.max_prefill_tokens_beside_decodes == 7
-
-
-def test_a_slowdown_that_was_set_for_a_gpu_allows_no_more_tokens_than_its_captured_steps_have() -> None:
-    limits = limits_of_gpu(EngineConfig(max_decode_slowdown=3.0), MAX_CAPTURED_TOKENS)
-    served = serve(
-        Machine(20, 0.01, 0.001),
-        max_decode_slowdown=limits.max_decode_slowdown,
-        max_prefill_tokens_beside_decodes=limits.max_prefill_tokens_beside_decodes,
-        is_ahead=True,
-        longest=1000,
-    )
-    assert max(num_prompt_tokens for num_decodes, num_prompt_tokens in served.sizes if num_decodes) == 480
