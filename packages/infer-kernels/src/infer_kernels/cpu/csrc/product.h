@@ -50,8 +50,8 @@ static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int)inputs));
 #else
-    sum += as_floats(weights << 16) * as_floats(Words{} + (inputs << 16));
-    return sum + as_floats(weights & 0xffff0000u) * as_floats(Words{} + (inputs & 0xffff0000u));
+    sum = add_product(sum, as_floats(weights << 16), as_floats(Words{} + (inputs << 16)));
+    return add_product(sum, as_floats(weights & 0xffff0000u), as_floats(Words{} + (inputs & 0xffff0000u)));
 #endif
 }
 
@@ -99,7 +99,7 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
         for (int row = 0; row < ROWS; row++) {
             float input = to_float(at[row * x.stride]);
 #pragma GCC unroll 4
-            for (int i = 0; i < VECTORS; i++) sums[row][i] += weights[i] * input;
+            for (int i = 0; i < VECTORS; i++) sums[row][i] = add_product(sums[row][i], weights[i], input);
         }
     }
 }

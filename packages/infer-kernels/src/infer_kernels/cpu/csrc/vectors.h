@@ -54,7 +54,7 @@ static inline void store_vector(void* at, V value) {
 #endif
 }
 
-static inline Floats splat(float value) { return Floats{} + value; }
+static inline Floats splat(float value) { return value - Floats{}; }  // minus: a compiler may leave that out, as -0 stays -0
 static inline Floats as_floats(Words bits) { return (Floats)bits; }
 #if defined(__AVX512F__)
 static inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
@@ -88,7 +88,8 @@ static inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// sum + a * b, in one rounding where the CPU has that: written out, because of two products a compiler may take either one.
+// sum + a * b, in one rounding where the CPU has that. Written wherever a sum takes a product: left to themselves compilers
+// fuse different ones, or none.
 static inline Floats add_product(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__))
     return multiply_add(a, b, sum);
@@ -96,6 +97,8 @@ static inline Floats add_product(Floats sum, Floats a, Floats b) {
     return sum + a * b;
 #endif
 }
+static inline Floats add_product(Floats sum, Floats a, float b) { return add_product(sum, a, splat(b)); }
+static inline Floats add_product(float sum, Floats a, Floats b) { return add_product(splat(sum), a, b); }
 
 // Sixteen halves as words and back; compilers make a detour of the conversion.
 static inline Words widen(Halves halves) {
@@ -229,8 +232,7 @@ static inline Ints widen_codes(const int8_t* at) {
 }
 static inline Ints widen_codes(const uint8_t* at) { return widen_codes((const int8_t*)at) & 255; }
 
-// The nearest whole number, ties to even. Adding and subtracting 1.5 * 2^23 would do as well, but compilers make one
-// operation of that and a product before it, which is then not rounded.
+// The nearest whole number, ties to even.
 static inline Floats nearest_whole(Floats value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
