@@ -6,6 +6,7 @@ them on the user's own machine, which also compiles the model's kernels into Tri
 
 self_check.py      `ModelOps` and `SelfCheck`; model_checks.py lists the checks
 op_call.py         `OpCall`: one call of an op, to be launched or compared with its reference
+kernel_bits.py     a program that prints checksums of what C++ kernels compute, to compare compilers and systems
 memory_rates.py    how fast a device copies memory and reads a KV cache
 closeness.py       how far two results may be apart
 cases/             the cases of each op
