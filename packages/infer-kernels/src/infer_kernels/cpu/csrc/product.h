@@ -8,7 +8,8 @@
 
 #include <type_traits>
 
-#include "vectors.h"
+#include "conversions.h"
+#include "unrolled.h"
 
 #if defined(__AVX512F__)
 constexpr int SUMS = 24;  // vectors of sums that stay in registers
@@ -49,11 +50,51 @@ struct Inputs {
 static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int)inputs));
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bfloat16x8_t pair = (bfloat16x8_t)vdupq_n_u32(inputs);
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(sum.parts[i] = (Floats::Part)vbfdotq_f32((float32x4_t)sum.parts[i], (bfloat16x8_t)weights.parts[i], pair));
+    return sum;
 #else
     sum += as_floats(weights << 16) * as_floats(Words{} + (inputs << 16));
     return sum + as_floats(weights & 0xffff0000u) * as_floats(Words{} + (inputs & 0xffff0000u));
 #endif
 }
+
+#if defined(__aarch64__)
+// The same of a tile, whose rows are lanes of one register: so the sums of three rows and two vectors fit the 32 that there are.
+template <int ROWS, int VECTORS>
+ALWAYS_INLINE static inline void add_pairs_by_lanes(Floats (&sums)[ROWS][VECTORS], const bf16* x, int64_t stride,
+                                                    const bf16* panel) {
+    static_assert(ROWS <= 4, "a register has four lanes");
+    constexpr int PARTS = Floats::PARTS;
+    uint32x4_t inputs{};
+    unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+        uint32_t pair;
+        std::memcpy(&pair, x + row * stride, 4);
+        inputs = vsetq_lane_u32(pair, inputs, row.value);
+    });
+#if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    float32x4_t first = (float32x4_t)(inputs << 16), second = (float32x4_t)(inputs & 0xffff0000u);
+#endif
+    unrolled<VECTORS * PARTS>([&](auto number) ALWAYS_INLINE {
+        constexpr int vector = number.value / PARTS, part = number.value % PARTS;
+        Words::Part weights;
+        std::memcpy(&weights, panel + 8 * number.value, sizeof weights);
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            Floats::Part& total = sums[row.value][vector].parts[part];
+            float32x4_t sum = (float32x4_t)total;
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+            sum = vbfdotq_laneq_f32(sum, (bfloat16x8_t)weights, (bfloat16x8_t)inputs, row.value);
+#else
+            sum = vfmaq_laneq_f32(sum, (float32x4_t)(weights << 16), first, row.value);
+            sum = vfmaq_laneq_f32(sum, (float32x4_t)(weights & 0xffff0000u), second, row.value);
+#endif
+            total = (Floats::Part)sum;
+        });
+    });
+}
+#endif
 
 // Adds the products with `inputs` inputs, a multiple of INPUTS_TOGETHER. With PREFETCHES, asks for the panel `next`
 // meanwhile. Always inlined: elsewhere the sums would be in memory.
@@ -61,20 +102,24 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
 [[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, const bf16* panel,
                                                       int64_t inputs, const bf16* next = nullptr) {
     const bf16* at = x.first;
-    auto add_pair = [&] {
+    auto add_pair = [&]() ALWAYS_INLINE {
+#if defined(__aarch64__)
+        add_pairs_by_lanes(sums, at, x.stride, panel);
+#else
         Words weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load_vector<Words>(panel + 32 * i);
-        if constexpr (PREFETCHES) {
-            for (int i = 0; i < VECTORS; i++) __builtin_prefetch(next + 32 * i, 0, 2);
-            next += 32 * VECTORS;
-        }
 #pragma GCC unroll 24
         for (int row = 0; row < ROWS; row++) {
             uint32_t pair;
             std::memcpy(&pair, at + row * x.stride, 4);
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] = add_pairs(sums[row][i], weights[i], pair);
+        }
+#endif
+        if constexpr (PREFETCHES) {
+            for (int i = 0; i < VECTORS; i++) __builtin_prefetch(next + 32 * i, 0, 2);
+            next += 32 * VECTORS;
         }
         panel += 32 * VECTORS;
         at += x.step;
