@@ -86,6 +86,17 @@ static inline Words look_up(const uint8_t* numbers, Words codes) {
 #endif
 }
 
+// The upper halves of bytes, as lower ones.
+static inline Words upper_halves(Words bytes) {
+#if defined(__aarch64__)
+    constexpr int PARTS = Words::PARTS;
+    FOR_PARTS(bytes.parts[i] = (Words::Part)vshrq_n_u8((uint8x16_t)bytes.parts[i], 4));
+    return bytes;
+#else
+    return (bytes >> 4) & 0x0f0f0f0fu;
+#endif
+}
+
 // Eight inputs are a step; steps that share bytes a unit.
 template <Encoding ENCODING>
 constexpr int UNIT = ENCODING == Encoding::INT6 ? 2 : 1;
@@ -102,7 +113,7 @@ template <Encoding ENCODING>
     }
     if constexpr (ENCODING == Encoding::INT6) codes += word / 4 * 128;
     Words pairs = load_vector<Words>(codes + word / 2 * 128);
-    Words halves = (word % 2 ? pairs >> 4 : pairs) & 0x0f0f0f0fu;
+    Words halves = word % 2 ? upper_halves(pairs) : pairs & 0x0f0f0f0fu;
     if constexpr (ENCODING == Encoding::E2M1) return look_up(E2M1_CODES, halves);
     if constexpr (ENCODING == Encoding::IQ4) return look_up(taken_from_codes(ENCODING) ? IQ4_BYTES : IQ4_CODES, halves);
     if constexpr (ENCODING == Encoding::INT6) {
