@@ -101,6 +101,7 @@ each_compiler_and_cpu = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.covers("quantization/arm-products")
 @each_compiler_and_cpu
 @pytest.mark.parametrize("name", BUDGETS)
 def test_sixteen_outputs_take_few_instructions(tmp_path: Path, compiler: str, cpu: str, name: str) -> None:

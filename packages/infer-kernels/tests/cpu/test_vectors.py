@@ -50,6 +50,7 @@ def test_vectors_compute_what_single_numbers_do(tmp_path: Path, flags: str) -> N
     assert (done.stdout, done.returncode) == ("", 0)
 
 
+@pytest.mark.covers("quantization/arm-products")
 @pytest.mark.skipif(
     not (shutil.which(CROSS_COMPILER) and shutil.which(EMULATOR)),
     reason=f"{CROSS_COMPILER} or {EMULATOR} is not installed",
