@@ -31,7 +31,7 @@ void to_bf16(bf16* to, const Floats* from) { store16(to, *from); }
 void to_whole(Floats* to, const Floats* from) { *to = nearest_whole(*from); }
 void to_codes(int8_t* to, const Ints* from) { store_bytes(to, *from); }
 void from_codes(Ints* to, const int8_t* from) { *to = widen_codes(from); }
-void fp32_tile(float* out, const float* x, const float* panel, int64_t inputs) { multiply_tile<3>(out, x, panel, inputs); }
-void fp16_tile(float* out, const fp16* x, const fp16* panel, int64_t inputs) { multiply_tile<3>(out, x, panel, inputs); }
-void bf16_tile(float* out, const bf16* x, const bf16* panel, int64_t inputs) { multiply_tile<3>(out, x, panel, inputs); }
+void fp32_tile(float* out, const float* x, const float* panel, int64_t inputs) { multiply_tile<6>(out, x, panel, inputs); }
+void fp16_tile(float* out, const fp16* x, const fp16* panel, int64_t inputs) { multiply_tile<6>(out, x, panel, inputs); }
+void bf16_tile(float* out, const bf16* x, const bf16* panel, int64_t inputs) { multiply_tile<6>(out, x, panel, inputs); }
 }

@@ -12,11 +12,17 @@
 #include "unrolled.h"
 
 #if defined(__AVX512F__)
-constexpr int SUMS = 24;  // vectors of sums that stay in registers
+constexpr int SUMS = 24;  // vectors of sums of a tile
 constexpr int WIDE = 4;
+constexpr int SUMS_AT_ONCE = SUMS;  // that stay in registers
+#elif defined(__aarch64__)
+constexpr int SUMS = 12;
+constexpr int WIDE = 2;
+constexpr int SUMS_AT_ONCE = SUMS / 2;
 #else
 constexpr int SUMS = 6;
 constexpr int WIDE = 2;
+constexpr int SUMS_AT_ONCE = SUMS;
 #endif
 constexpr int NARROW = 2;  // VECTORS of a dense layer's panels, whose layout is the same everywhere; attention's are WIDE
 
@@ -61,51 +67,16 @@ static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #endif
 }
 
-#if defined(__aarch64__)
-// The same of a tile, whose rows are lanes of one register: so the sums of three rows and two vectors fit the 32 that there are.
-template <int ROWS, int VECTORS>
-ALWAYS_INLINE static inline void add_pairs_by_lanes(Floats (&sums)[ROWS][VECTORS], const bf16* x, int64_t stride,
-                                                    const bf16* panel) {
-    static_assert(ROWS <= 4, "a register has four lanes");
-    constexpr int PARTS = Floats::PARTS;
-    uint32x4_t inputs{};
-    unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
-        uint32_t pair;
-        std::memcpy(&pair, x + row * stride, 4);
-        inputs = vsetq_lane_u32(pair, inputs, row.value);
-    });
-#if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    float32x4_t first = (float32x4_t)(inputs << 16), second = (float32x4_t)(inputs & 0xffff0000u);
-#endif
-    unrolled<VECTORS * PARTS>([&](auto number) ALWAYS_INLINE {
-        constexpr int vector = number.value / PARTS, part = number.value % PARTS;
-        Words::Part weights;
-        std::memcpy(&weights, panel + 8 * number.value, sizeof weights);
-        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
-            Floats::Part& total = sums[row.value][vector].parts[part];
-            float32x4_t sum = (float32x4_t)total;
-#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-            sum = vbfdotq_laneq_f32(sum, (bfloat16x8_t)weights, (bfloat16x8_t)inputs, row.value);
-#else
-            sum = vfmaq_laneq_f32(sum, (float32x4_t)(weights << 16), first, row.value);
-            sum = vfmaq_laneq_f32(sum, (float32x4_t)(weights & 0xffff0000u), second, row.value);
-#endif
-            total = (Floats::Part)sum;
-        });
-    });
-}
-#endif
-
 // Adds the products with `inputs` inputs, a multiple of INPUTS_TOGETHER. With PREFETCHES, asks for the panel `next`
 // meanwhile. Always inlined: elsewhere the sums would be in memory.
+#if defined(__aarch64__)
+#include "product_neon.h"
+#else
 template <int ROWS, int VECTORS, bool PREFETCHES = false>
 [[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, const bf16* panel,
                                                       int64_t inputs, const bf16* next = nullptr) {
     const bf16* at = x.first;
     auto add_pair = [&]() ALWAYS_INLINE {
-#if defined(__aarch64__)
-        add_pairs_by_lanes(sums, at, x.stride, panel);
-#else
         Words weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load_vector<Words>(panel + 32 * i);
@@ -116,7 +87,6 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] = add_pairs(sums[row][i], weights[i], pair);
         }
-#endif
         if constexpr (PREFETCHES) {
             for (int i = 0; i < VECTORS; i++) __builtin_prefetch(next + 32 * i, 0, 2);
             next += 32 * VECTORS;
@@ -130,13 +100,13 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
     }
     if (inputs % 4) add_pair();
 }
+#endif
 
-template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
-[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel,
-                                                      int64_t inputs, const T* = nullptr) {
-    static_assert(!PREFETCHES, "only weights of bf16 are asked for ahead");
+// The same one input at a time, whose weights are `step` apart.
+template <int ROWS, int VECTORS, class T>
+ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t step, int64_t inputs) {
     const T* at = x.first;
-    for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS, at += x.step) {
+    for (int64_t k = 0; k < inputs; k++, panel += step, at += x.step) {
         Floats weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
@@ -147,6 +117,19 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
             for (int i = 0; i < VECTORS; i++) sums[row][i] += weights[i] * input;
         }
     }
+}
+
+template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
+[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel,
+                                                      int64_t inputs, const T* = nullptr) {
+    static_assert(!PREFETCHES, "only weights of bf16 are asked for ahead");
+    if constexpr (ROWS * VECTORS <= SUMS_AT_ONCE) return add_inputs(sums, x, panel, 16 * VECTORS, inputs);
+    unrolled<VECTORS>([&](auto vector) ALWAYS_INLINE {
+        Floats some[ROWS][1];
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE { some[row][0] = sums[row][vector]; });
+        add_inputs(some, x, panel + 16 * vector, 16 * VECTORS, inputs);
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE { sums[row][vector] = some[row][0]; });
+    });
 }
 
 // Calls `use(first, count)` for tiles of at most SUMS / VECTORS rows, as equal as possible; `count` is a constant.
