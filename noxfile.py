@@ -173,7 +173,7 @@ def tests_bench(session: nox.Session) -> None:
     run_tests(session, "-m", "not full", "benchmarks/tests")
 
 
-_IMPORTS = "from infer_kernels.cpu import library; from infer_kernels.cpu.build import ELEMENTS"
+_IMPORTS = "from infer_kernels.cpu import library; from infer_kernels.cpu.compilation import ELEMENTS"
 HAS_CPU_KERNELS = ("python", "-c", f"{_IMPORTS}; assert all(library(dtype) for dtype in ELEMENTS)")
 """Compiles the kernels of all dtypes, one after another: in tests it would be within their limits of time."""
 CPU_KERNEL_TESTS = [

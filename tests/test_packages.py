@@ -100,7 +100,7 @@ def imports_of(path: Path) -> set[str]:
     """Return the packages that a module imports when it is imported."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     plain = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    named = {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
+    named = {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
     return {name.split(".")[0] for name in plain | named}
 
 

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from infer_kernels.checks.cpu_kernels import has_cpu_kernels
-from infer_kernels.cpu.build import build
+from infer_kernels.cpu.compilation import build
 
 SERVER = [sys.executable, "-m", "infer_server", "--model", "infer-demo", "--port", "0", "--kv-cache-memory", "16MiB"]
 

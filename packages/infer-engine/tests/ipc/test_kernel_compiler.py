@@ -12,7 +12,7 @@ from infer_engine.ipc import kernel_compiler
 from infer_engine.ipc.kernel_compiler import compiling_kernels
 from infer_engine.model_runner.loading import rank_loading
 from infer_engine.protocol import EngineConfig
-from infer_kernels.cpu.build import COMPILED
+from infer_kernels.cpu.compilation import COMPILED
 
 COMPILER = """#!/bin/sh
 for last; do :; done

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from infer_kernels.cpu.build import COMMON_FLAGS, SOURCE_FOLDER
+from infer_kernels.cpu.compilation import SOURCE_FOLDER
+from infer_kernels.cpu.compilation.compilers import COMMON_FLAGS
 
 SOURCE = Path(__file__).parents[1] / "arm_inner_loops.cpp"
 GCC, ZIG = "aarch64-linux-gnu-g++", "ziglang"

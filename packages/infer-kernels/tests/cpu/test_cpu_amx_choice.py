@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.cpu.build import SOURCE_FOLDER, Build, find_compiler
+from infer_kernels.cpu.compilation import SOURCE_FOLDER, Build, find_compiler
 from infer_kernels.cpu.library import Library, library
 
 pytestmark = needs_cpu_kernels

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from infer_kernels.checks.cpu_kernels import has_cpu_kernels
-from infer_kernels.cpu import build as building
-from infer_kernels.cpu.build import Build, BuildError, build, cache_folder, find_compiler
+from infer_kernels.cpu.compilation import Build, BuildError, build, cache, cache_folder, compilers, find_compiler
 
 USE = """
 import logging, torch
@@ -34,9 +33,9 @@ def has_compiler() -> bool:
     return True
 
 
-def libraries(cache: Path) -> list[Path]:
-    """Return what a cache holds beside its lock."""
-    return sorted(path for path in cache.iterdir() if path.name != "cpu-kernels.lock")
+def libraries(folder: Path) -> list[Path]:
+    """Return what a cache holds beside its lock and the message of a compiler that failed."""
+    return sorted(path for path in folder.iterdir() if path.suffix not in (".lock", ".failed"))
 
 
 def run(**environment: str) -> str:
@@ -59,13 +58,14 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Stands in for the compiler; every command that would have compiled."""
     commands: list[list[str]] = []
 
-    def compile_nothing(command: list[str], folder: Path) -> str:
+    def compile_nothing(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+        assert environment
         commands.append(list(command))
         (folder / "kernels.so").write_bytes(b"a library")
         return ""
 
-    monkeypatch.setattr(building, "_compile_with", compile_nothing)
-    monkeypatch.setattr(building, "find_compiler", lambda: [sys.executable])
+    monkeypatch.setattr(cache, "_compile_with", compile_nothing)
+    monkeypatch.setattr(compilers, "find_compiler", lambda: [sys.executable])
     return commands
 
 
@@ -85,14 +85,14 @@ def test_another_cpu_compiler_flag_source_or_dtype_gets_a_library_of_its_own(
     before = build("float32", cache=tmp_path).path
     extra_flags = ["-DOTHER"] if change == "flags" else []
     if change == "cpu":  # to a compiler, `-march=native` means the same everywhere
-        monkeypatch.setattr(building, "_describe_cpu", lambda: "another")
+        monkeypatch.setattr(compilers, "describe_cpu", lambda: "another")
     elif change == "compiler":
-        monkeypatch.setattr(building, "find_compiler", lambda: [os.path.realpath("/bin/sh")])
+        monkeypatch.setattr(compilers, "find_compiler", lambda: [os.path.realpath("/bin/sh")])
     elif change == "source":
         folder = tmp_path / "sources"
         folder.mkdir()
         (folder / "kernel.cpp").write_text("")
-        monkeypatch.setattr(building, "SOURCE_FOLDER", folder)
+        monkeypatch.setattr(compilers, "SOURCE_FOLDER", folder)
     dtype = "bfloat16" if change == "dtype" else "float32"
     assert build(dtype, cache=tmp_path, extra_flags=extra_flags).path != before
     first, second = compiled
@@ -117,7 +117,7 @@ def test_nobodys_home_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(building, "cache_folder", nowhere)
+    monkeypatch.setattr(cache, "cache_folder", nowhere)
     assert build("float32").is_temporary
 
 
@@ -131,20 +131,75 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     assert made.is_temporary
 
 
-def test_flags_that_a_compiler_refuses_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("machine", "first"), [("aarch64", "-mcpu=native"), ("arm64", "-mcpu=native"), ("x86_64", "-march=native")]
+)
+def test_flags_that_a_compiler_refuses_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, first: str
+) -> None:
     tried: list[list[str]] = []
 
-    def refuse(command: list[str], folder: Path) -> str:
+    def refuse(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+        assert environment
         tried.append(command)
-        if "-fopenmp" in command or "-march=native" in command:
-            return "unknown flag"
+        if {"-fopenmp", "-march=native", "-mcpu=native", "-mavx2"} & set(command):
+            return "clang: error: the clang compiler does not support '-march=native'"
         (folder / "kernels.so").write_bytes(b"plain")
         return ""
 
-    monkeypatch.setattr(building, "_compile_with", refuse)
-    monkeypatch.setattr(building, "find_compiler", lambda: [sys.executable])
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(cache, "_compile_with", refuse)
+    monkeypatch.setattr(compilers, "find_compiler", lambda: [sys.executable])
     assert build("float32", cache=tmp_path).path.read_bytes() == b"plain"
-    assert len(tried) == 4
+    assert first in tried[0]
+    assert not any("native" in flag for flag in tried[-1])
+    assert len({tuple(command) for command in tried}) == len(tried)
+
+
+def test_an_assembler_that_does_not_know_the_latest_instructions_gets_avx2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GCC 11 over the binutils of CentOS 7: ggml-org/llama.cpp issue 11787, ollama issue 8942."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags\t\t: fpu sse2 fma avx f16c avx2 avx512f avx512_vnni\n")
+    monkeypatch.setattr(compilers, "CPUINFO", cpuinfo)
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        "#!/bin/sh\ncase $* in *-march=native*) echo 'x.s:7: Error: no such instruction: vpdpbusd'; exit 1;; esac\n"
+        'for last; do :; done; echo "$*" > "$last"\n'
+    )
+    compiler.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "-mavx2 -mfma -mf16c" in build("float32", cache=tmp_path / "cache").path.read_text()
+    cpuinfo.write_text("flags\t\t: fpu sse2 avx\n")  # an older CPU gets none of them
+    assert "-mavx2" not in build("float32", cache=tmp_path / "cache").path.read_text()
+
+
+def test_a_mac_is_known_by_what_sysctl_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sysctl = tmp_path / "sysctl"
+    monkeypatch.setattr(compilers, "CPUINFO", tmp_path / "nothing")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    keys = []
+    for name in ("Apple M1", "Apple M4 Pro"):
+        sysctl.write_text(f'#!/bin/sh\necho "$2: {name}"\n')
+        sysctl.chmod(stat.S_IRWXU)
+        assert compilers.describe_cpu() == f"machdep.cpu.brand_string: {name}\n"
+        keys.append(compilers.key_of(["/bin/sh"], []))
+    assert len(set(keys)) == 2
+
+
+def test_cores_of_an_arm_cpu_are_known_by_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    core = "processor\t: {}\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: {}\n\n"
+    cpuinfo.write_text(core.format(0, "0xd05") + core.format(1, "0xd0b") + core.format(2, "0xd0b"))
+    monkeypatch.setattr(compilers, "CPUINFO", cpuinfo)
+    assert compilers.describe_cpu().splitlines() == [
+        "Features: fp asimd",
+        "CPU implementer: 0x41",
+        "CPU part: 0xd05",
+        "CPU part: 0xd0b",
+    ]
 
 
 def test_a_compiler_that_fails_is_named_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,17 +213,37 @@ def test_a_compiler_that_fails_is_named_with_its_message(tmp_path: Path, monkeyp
 
 
 @pytest.mark.covers("configuration/cache-dir-and-compiler")
-def test_the_compiler_is_that_of_cxx_or_the_first_installed(tmp_path: Path) -> None:
+def test_the_compiler_is_that_of_cxx_or_the_first_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # `ziglang` may be installed
     for name in ("g++", "mine"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(stat.S_IRWXU)
     path = {"PATH": str(tmp_path)}
     assert find_compiler(path) == [str(tmp_path / "g++")]
     assert find_compiler(path | {"CXX": "mine -m64"}) == [str(tmp_path / "mine"), "-m64"]
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a folder" / "g++").symlink_to(tmp_path / "g++")
+    spaced = str(tmp_path / "a folder" / "g++")
+    assert find_compiler(path | {"CXX": spaced}) == find_compiler(path | {"CXX": f"'{spaced}'"}) == [spaced]
     with pytest.raises(BuildError, match=r"`theirs` of \$CXX is not installed"):
         find_compiler(path | {"CXX": "theirs"})
     with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
         find_compiler({"PATH": ""})
+
+
+@pytest.mark.covers("configuration/ziglang-compiles")
+def test_without_another_compiler_that_of_ziglang_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "ziglang"
+    package.mkdir()
+    for name in ("__init__.py", "zig"):
+        (package / name).write_text("")
+        (package / name).chmod(stat.S_IRWXU)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_compiler({"PATH": ""}) == [str(package / "zig"), "c++"]
+    (tmp_path / "clang++").symlink_to(package / "zig")
+    assert find_compiler({"PATH": str(tmp_path)}) == [str(tmp_path / "clang++")]
+    with pytest.raises(BuildError, match=r"`g\+\+` of \$CXX is not installed"):
+        find_compiler({"PATH": "", "CXX": "g++"})
 
 
 @pytest.mark.covers("configuration/cache-dir-and-compiler")
@@ -185,6 +260,7 @@ def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None
     assert log.startswith(
         "WARNING No CPU kernels for float32, plain PyTorch computes, several times slower: no C++ compiler"
     )
+    assert log.endswith("install g++ or clang++, or `pip install 'infer-server[compiler]'`\n")
 
 
 @pytest.mark.covers("configuration/cpu-kernels-off")

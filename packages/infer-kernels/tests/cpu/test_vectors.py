@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infer_kernels.cpu.build import COMMON_FLAGS, SOURCE_FOLDER, BuildError, find_compiler
+from infer_kernels.cpu.compilation import SOURCE_FOLDER, BuildError, find_compiler
+from infer_kernels.cpu.compilation.compilers import COMMON_FLAGS
 
 SOURCE = Path(__file__).parents[1] / "vector_checks.cpp"
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"

@@ -177,7 +177,8 @@ def _examine_triton(reporter: Reporter) -> None:
 
 def _examine_cpu_kernels(reporter: Reporter) -> None:
     """Report whether the C++ kernels can be compiled; the part `kernels` does it."""
-    from infer_kernels.cpu.build import (  # noqa: PLC0415 - imports torch
+    from infer_kernels.cpu.compilation import (  # noqa: PLC0415 - imports torch
+        INSTALL_HINT,
         SWITCH,
         BuildError,
         cache_folder,
@@ -191,7 +192,7 @@ def _examine_cpu_kernels(reporter: Reporter) -> None:
     try:
         reporter.ok("C++ compiler", " ".join(find_compiler()))
     except BuildError as error:
-        fix = "install g++ or clang++: without one plain PyTorch computes, several times slower"
+        fix = f"{INSTALL_HINT}: without a compiler plain PyTorch computes, several times slower"
         reporter.warn("C++ compiler", str(error), fix=fix)
         return
     try:

@@ -16,8 +16,8 @@ from infer_engine.doctor.reporter import Reporter, describe
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.sizing import choose_block_size, resolve_device
 from infer_kernels.checks import CheckImpossibleError, SelfCheck, model_checks
-from infer_kernels.cpu.build import SWITCH, is_switched_off
 from infer_kernels.cpu.calls import DTYPES
+from infer_kernels.cpu.compilation import SWITCH, is_switched_off
 from infer_kernels.cpu.library import library
 from infer_models import CheckpointError
 

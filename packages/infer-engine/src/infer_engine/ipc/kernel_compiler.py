@@ -35,7 +35,7 @@ def compiling_kernels(config: EngineConfig) -> Iterator["subprocess.Popen[bytes]
 
 def _log(program: "subprocess.Popen[bytes]", dtype: str) -> None:
     """Say that the kernels were compiled, unless who needed them has waited and said so."""
-    from infer_kernels.cpu.build import COMPILED  # noqa: PLC0415 - imports torch, as the block has done
+    from infer_kernels.cpu.compilation import COMPILED  # noqa: PLC0415 - imports torch, as the block has done
     from infer_kernels.cpu.library import loaded_library  # noqa: PLC0415 - as above
 
     loaded = loaded_library(dtype)
@@ -58,8 +58,8 @@ def _dtype(config: EngineConfig) -> str | None:
 
 
 def _program() -> Path:
-    """Return the file that compiles. To import it would import the package around it, which imports torch."""
+    """Return the program that compiles. To import it would import the package around it, which imports torch."""
     spec = find_spec("infer_kernels")
     assert spec is not None
     assert spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0]) / "cpu" / "build.py"
+    return Path(spec.submodule_search_locations[0]) / "cpu" / "compilation"

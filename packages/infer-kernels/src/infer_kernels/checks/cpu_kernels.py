@@ -2,7 +2,7 @@
 
 import pytest
 
-from infer_kernels.cpu.build import BuildError, find_compiler, is_switched_off
+from infer_kernels.cpu.compilation import BuildError, find_compiler, is_switched_off
 from infer_kernels.cpu.library import library
 
 

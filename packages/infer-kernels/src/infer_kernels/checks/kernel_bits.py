@@ -42,7 +42,7 @@ from infer_kernels.checks.cases.states import STATES
 from infer_kernels.checks.inputs.batches import random_paged_batch
 from infer_kernels.checks.inputs.experts import Experts, random_experts
 from infer_kernels.checks.self_check import QuantizedOps
-from infer_kernels.cpu.build import ELEMENTS
+from infer_kernels.cpu.compilation import ELEMENTS
 from infer_kernels.cpu.library import Library, library
 from infer_kernels.qkv.kv_codes import encode_rows
 

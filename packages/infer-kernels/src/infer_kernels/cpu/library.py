@@ -5,7 +5,7 @@ import logging
 import shutil
 import time
 
-from infer_kernels.cpu.build import (
+from infer_kernels.cpu.compilation import (
     SWITCH,
     Build,
     BuildError,
@@ -17,6 +17,7 @@ from infer_kernels.cpu.build import (
 
 logger = logging.getLogger("infer_kernels")
 
+_NOT_EXECUTABLE = "failed to map segment"
 _NOEXEC_HINT = "; the folder may be mounted `noexec`: set `INFER_CACHE_DIR` to one from which libraries may be loaded"
 
 
@@ -92,11 +93,13 @@ def _library(dtype: str) -> Library | None:
         built = build(dtype, extra_flags=flags)
         try:
             loaded = _load(built)
-        except OSError:  # in a folder from which nothing may be run
+        except OSError as error:
+            if built.is_temporary or _NOT_EXECUTABLE not in str(error):
+                raise
             built = build_temporarily(dtype, extra_flags=flags)
             loaded = _load(built)
     except (BuildError, OSError) as error:
-        hint = _NOEXEC_HINT if "failed to map segment" in str(error) else ""
+        hint = _NOEXEC_HINT if _NOT_EXECUTABLE in str(error) else ""
         logger.warning("No CPU kernels for %s, plain PyTorch computes, several times slower: %s%s", dtype, error, hint)
         return None
     if loaded.was_compiled:
