@@ -77,7 +77,7 @@ const char* instruction_set() {
 #elif defined(__AVX2__)
     return "AVX2";
 #elif defined(__aarch64__)
-#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
     return "NEON with i8mm and bf16";
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
     return "NEON with i8mm";
