@@ -48,10 +48,10 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 30_100,
-    "packages/infer-kernels/tests": 14_300,
+    "packages/infer-kernels/src": 30_900,
+    "packages/infer-kernels/tests": 14_700,
     "packages/infer-models/src": 20_500,
-    "packages/infer-models/tests": 10_450,
+    "packages/infer-models/tests": 10_600,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 28_400,

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "state_rows.h"
 

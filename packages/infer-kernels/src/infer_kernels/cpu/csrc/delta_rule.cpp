@@ -16,6 +16,7 @@
 #include <cmath>
 #include <memory>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "state_rows.h"
 

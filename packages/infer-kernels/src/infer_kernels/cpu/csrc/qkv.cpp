@@ -3,8 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "conversions.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
 

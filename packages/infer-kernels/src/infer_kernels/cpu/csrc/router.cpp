@@ -1,4 +1,5 @@
 // The router of a mixture of experts: the experts of a token's largest logits, and their weights.
+#include "conversions.h"
 #include "exponentials.h"
 #include "team.h"
 

@@ -1,6 +1,7 @@
 // What touches one row at a time: embeddings, norms with their residual addition or a gate, gated activations, gates.
 #include <cmath>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "team.h"
 

@@ -76,6 +76,16 @@ const char* instruction_set() {
     return "AVX512";
 #elif defined(__AVX2__)
     return "AVX2";
+#elif defined(__aarch64__)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+    return "NEON with i8mm and bf16";
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    return "NEON with i8mm";
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return "NEON with dot products";
+#else
+    return "NEON";
+#endif
 #else
     return "this CPU";
 #endif

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "state_rows.h"
 
