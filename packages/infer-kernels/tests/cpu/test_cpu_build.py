@@ -136,7 +136,7 @@ def test_flags_that_a_compiler_refuses_are_left_out(tmp_path: Path, monkeypatch:
 
     def refuse(command: list[str], folder: Path) -> str:
         tried.append(command)
-        if "-fopenmp" in command or "-march=native" in command:
+        if "-march=native" in command:
             return "unknown flag"
         (folder / "kernels.so").write_bytes(b"plain")
         return ""
@@ -144,7 +144,7 @@ def test_flags_that_a_compiler_refuses_are_left_out(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(building, "_compile_with", refuse)
     monkeypatch.setattr(building, "find_compiler", lambda: [sys.executable])
     assert build("float32", cache=tmp_path).path.read_bytes() == b"plain"
-    assert len(tried) == 4
+    assert len(tried) == 2
 
 
 def test_a_compiler_that_fails_is_named_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,6 @@ def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None
 @pytest.mark.covers("configuration/cpu-kernels-off")
 def test_kernels_can_be_switched_off() -> None:
     assert run(INFER_CPU_KERNELS="0") == "INFO CPU kernels are off (INFER_CPU_KERNELS); plain PyTorch computes\n"
-
-
-def test_fewer_threads_than_asked_for_compute_alike() -> None:
-    run(OMP_THREAD_LIMIT="1", OMP_NUM_THREADS="4")
 
 
 def test_tests_are_skipped_without_a_compiler_and_not_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,9 @@ UNITS = (
 )
 """Sources that are compiled as one, as each parses the headers; the longest first. Others are units of their own."""
 COMPILERS = ("c++", "g++", "clang++")
-COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w")
-FLAG_SETS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
-"""Tried in this order: not every compiler knows its own processor, or has OpenMP."""
+COMMON_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-w")
+FLAG_SETS = (("-march=native",), ())
+"""Tried in this order: not every compiler knows its own processor."""
 TIMEOUT_S = 600.0
 """The most that compilers take, or another process's compilers: minutes are usual on a busy or small machine alone."""
 COMPILED = 10
