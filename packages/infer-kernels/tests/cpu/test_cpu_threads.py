@@ -1,4 +1,4 @@
-"""The threads of the C++ kernels: whoever has a processor shares the work, and a busy machine costs no more than it must.
+"""The threads of the C++ kernels: whoever has a processor shares the work, and a busy machine costs little more.
 
 Sources: ggml-org/llama.cpp#842 (threads that wait for one without a processor), pytorch/pytorch#17199 (forks).
 """
@@ -42,6 +42,7 @@ def output(*command: object) -> str:
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, timeout=100).stdout
 
 
+@pytest.mark.covers("configuration/busy-machine")
 @pytest.mark.parametrize(("num_threads", "one_of"), [(2, 0), (4, 30), (9, 10), (70, 30)])
 def test_every_piece_is_computed_once_after_all_before_it(team_of_threads: Path, num_threads: int, one_of: int) -> None:
     assert output(team_of_threads, 200, num_threads, one_of) == "0 failures in 200 steps\n"
@@ -57,6 +58,7 @@ def test_threads_share_nothing_without_order(tmp_path: Path) -> None:
     assert output(program, 60, 4, 30) == "0 failures in 60 steps\n"
 
 
+@pytest.mark.covers("configuration/busy-machine")
 @pytest.mark.parametrize(
     ("stretches", "num_threads"),
     [
