@@ -180,5 +180,5 @@ void mamba2_scan(const void* arguments, Team& team) {
 }  // namespace
 
 extern "C" {
-void mamba2_scan(const void* arguments, Team& team, int) { mamba2_scan<Element>(arguments, team); }
+void mamba2_scan(const void* arguments, Team& team) { mamba2_scan<Element>(arguments, team); }
 }
