@@ -67,6 +67,25 @@ static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #endif
 }
 
+#if defined(__clang__) && defined(__x86_64__) && !defined(__AVX512F__)
+#define ADDS_BY_PARTS 1
+// Adds the products of a vector of weights, one input, with the inputs of all rows, part by part: with AVX2 the sums, an input
+// of each row and one part of the weights are all that sixteen registers hold. Clang keeps to this order, and spills sums in
+// the other (1.8 times as long); GCC finds its own, and attention takes 1.4 times as long with this one.
+template <int ROWS, int VECTORS>
+ALWAYS_INLINE static inline void add_by_parts(Floats (&sums)[ROWS][VECTORS], int vector, Floats weights,
+                                              const Floats::Part (&inputs)[ROWS]) {
+    unrolled<Floats::PARTS>([&](auto part) ALWAYS_INLINE {
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            Floats::Part& sum = sums[row][vector].parts[part];
+            sum = add_product(sum, weights.parts[part], inputs[row]);
+        });
+    });
+}
+#else
+#define ADDS_BY_PARTS 0
+#endif
+
 // Adds the products with `inputs` inputs, a multiple of INPUTS_TOGETHER. With PREFETCHES, asks for the panel `next`
 // meanwhile. Always inlined: elsewhere the sums would be in memory.
 #if defined(__aarch64__)
@@ -107,6 +126,7 @@ template <int ROWS, int VECTORS, class T>
 ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t step, int64_t inputs) {
     const T* at = x.first;
     for (int64_t k = 0; k < inputs; k++, panel += step, at += x.step) {
+#if !ADDS_BY_PARTS
         Floats weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
@@ -116,6 +136,13 @@ ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Input
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] = add_product(sums[row][i], weights[i], input);
         }
+#else
+        Floats::Part inputs_of_rows[ROWS];
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            inputs_of_rows[row] = splat(to_float(at[row * x.stride])).parts[0];
+        });
+        unrolled<VECTORS>([&](auto i) ALWAYS_INLINE { add_by_parts(sums, i, load16(panel + 16 * i), inputs_of_rows); });
+#endif
     }
 }
 

@@ -88,13 +88,24 @@ static inline Floats multiply_add(Floats a, Floats b, Floats c) {
 
 // sum + a * b, in one rounding where the CPU has that. Written wherever a sum takes a product: left to themselves compilers
 // fuse different ones, or none.
-static inline Floats add_product(Floats sum, Floats a, Floats b) {
-#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__)) || defined(__aarch64__)
-    return multiply_add(a, b, sum);
+#if defined(__AVX512F__)
+static inline Floats add_product(Floats sum, Floats a, Floats b) { return multiply_add(a, b, sum); }
+#else
+static inline Floats::Part add_product(Floats::Part sum, Floats::Part a, Floats::Part b) {
+#if defined(__FMA__) && defined(__AVX2__)
+    return (Floats::Part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+    return (Floats::Part)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 #else
     return sum + a * b;
 #endif
 }
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(sum.parts[i] = add_product(sum.parts[i], a.parts[i], b.parts[i]));
+    return sum;
+}
+#endif
 static inline Floats add_product(Floats sum, Floats a, float b) { return add_product(sum, a, splat(b)); }
 static inline Floats add_product(float sum, Floats a, Floats b) { return add_product(splat(sum), a, b); }
 
