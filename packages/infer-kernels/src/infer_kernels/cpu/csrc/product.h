@@ -123,7 +123,8 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
 
 // The same one input at a time, whose weights are `step` apart.
 template <int ROWS, int VECTORS, class T>
-ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t step, int64_t inputs) {
+ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t step,
+                                            int64_t inputs) {
     const T* at = x.first;
     for (int64_t k = 0; k < inputs; k++, panel += step, at += x.step) {
 #if !ADDS_BY_PARTS

@@ -1,8 +1,8 @@
 // The inner loop of product.h for bf16 on ARM: rows are lanes of registers, or pairs of them rows of matrices.
 //
-// Of 32 registers the sums take 24: those of up to six rows with one vector, or of fewer rows with both. Two products are added as
-// `add_pairs` does. With matrices four are: 2 outputs by 4 inputs, times 4 inputs by 2 rows, as two `bfdot` one after another would,
-// in bits, which the architecture says (BFMMLA, "Arm Architecture Reference Manual"). So one row has the bits of many.
+// Of 32 registers the sums take 24: those of up to six rows with one vector, or of fewer rows with both. Two products are added at
+// once, or with matrices four: 2 outputs by 4 inputs, times 4 inputs by 2 rows, with the bits of two `bfdot` one after another (BFMMLA,
+// "Arm Architecture Reference Manual", while FPCR.EBF is 0, as systems leave it). So one row has the bits of many.
 #pragma once
 
 #include "conversions.h"
@@ -16,7 +16,8 @@ constexpr bool HAS_MATRICES_OF_BF16 = false;
 
 // Vectors whose sums are in registers together.
 template <int ROWS, int VECTORS>
-constexpr int VECTORS_AT_ONCE = VECTORS * (HAS_MATRICES_OF_BF16 && ROWS > 1 ? (ROWS + 1) / 2 * 2 : ROWS) <= SUMS_AT_ONCE ? VECTORS : 1;
+constexpr int VECTORS_AT_ONCE =
+    VECTORS * (HAS_MATRICES_OF_BF16 && ROWS > 1 ? (ROWS + 1) / 2 * 2 : ROWS) <= SUMS_AT_ONCE ? VECTORS : 1;
 
 // Adds two products to each sum: [ROWS][quarters of vectors]. Inputs are pairs, `stride` apart; weights are words.
 template <int ROWS, int QUARTERS>
@@ -56,7 +57,8 @@ ALWAYS_INLINE static inline int64_t add_matrices(float32x4_t (&sums)[ROWS][QUART
     constexpr int PAIRS = (ROWS + 1) / 2;
     float32x4_t matrices[PAIRS][2 * QUARTERS];  // [2 outputs][2 rows]
     unrolled<PAIRS * QUARTERS>([&](auto number) ALWAYS_INLINE {
-        constexpr int pair = number.value / QUARTERS, i = number.value % QUARTERS, odd = pair * 2 + 1 < ROWS ? pair * 2 + 1 : ROWS - 1;
+        constexpr int pair = number.value / QUARTERS, i = number.value % QUARTERS;
+        constexpr int odd = pair * 2 + 1 < ROWS ? pair * 2 + 1 : ROWS - 1;
         matrices[pair][2 * i] = vzip1q_f32(sums[2 * pair][i], sums[odd][i]);
         matrices[pair][2 * i + 1] = vzip2q_f32(sums[2 * pair][i], sums[odd][i]);
     });

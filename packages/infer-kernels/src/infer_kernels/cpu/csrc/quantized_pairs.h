@@ -1,6 +1,6 @@
-// The product of a few rows of eight bits with a panel by instructions of ARM's i8mm, which multiply matrices: 2 outputs by 8 inputs,
-// times 8 inputs by 2 rows. A word's outputs and the next one's, in turn, are such matrices. The sums of six rows and sixteen outputs
-// fit the registers.
+// The product of a few rows of eight bits with a panel by instructions of ARM's i8mm, which multiply matrices: 2 outputs by 8
+// inputs, times 8 inputs by 2 rows. A word's outputs and the next one's, in turn, are such matrices. The sums of six rows and
+// sixteen outputs fit the registers.
 #pragma once
 
 #include "quantized_groups.h"
@@ -31,7 +31,8 @@ void multiply_pairs(const QuantizedLayout& layout, const uint8_t* panel, const u
                     Words second = load_word<ENCODING>(codes, 2 * step + 1, vector);
                     int8x16_t pairs[PAIRS];
                     unrolled<PAIRS>([&](auto i) ALWAYS_INLINE {
-                        pairs[i] = vcombine_s8(vld1_s8(at + numbers[2 * i] * x.stride), vld1_s8(at + numbers[2 * i + 1] * x.stride));
+                        const int8_t *row = at + numbers[2 * i] * x.stride, *other = at + numbers[2 * i + 1] * x.stride;
+                        pairs[i] = vcombine_s8(vld1_s8(row), vld1_s8(other));
                     });
                     at += 8;
                     unrolled<2 * PARTS>([&](auto i) ALWAYS_INLINE {
