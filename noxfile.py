@@ -89,7 +89,7 @@ def oracles(session: nox.Session) -> None:
 @nox.session
 def tests_full(session: nox.Session) -> None:
     """What `tests` leaves out: every triple of values of a grid, and long runs; but for interpreted kernels."""
-    sync(session, "--group", "test", "--group", "server-test", "--group", "bench")
+    sync(session, "--group", "test", "--group", "server-test", "--group", "bench", "--group", "model")
     run_tests(session, *LEFT_OUT, "benchmarks/tests", "tests", "packages", f"--ignore={INTERPRETER_TESTS}")
 
 
@@ -338,6 +338,43 @@ def sanitizers(session: nox.Session) -> None:
         run_tests(session, "-m", "not full", *tests, env=env)
 
 
+ARM_CPUS = {"neoverse-v1": "+nobf16", "neoverse-n1": "", "cortex-a72": ""}
+"""CPUs of the ARM family: with products of bytes of either sign, of signed ones alone, and with neither. And what takes
+products of bf16 from a CPU, as they have bits of their own."""
+NEEDED_FOR_ARM = ("mmdebstrap", "qemu-aarch64-static", "aarch64-linux-gnu-g++")
+
+
+@nox.session
+@nox.parametrize("cpu", [nox.param(name, id=name) for name in ARM_CPUS])
+def emulated_arm(session: nox.Session, cpu: str) -> None:
+    """On an emulated ARM CPU kernels have the bits of x86, and the default model its answers; or named tests run there.
+
+    It needs root and Debian's packages `mmdebstrap`, `qemu-user-static` and `g++-aarch64-linux-gnu`.
+    """
+    if missing := [name for name in NEEDED_FOR_ARM if shutil.which(name) is None]:
+        session.skip(f"not installed: {', '.join(missing)}")
+    if os.geteuid() != 0:
+        session.skip("only root may mount what the emulation needs")
+    emulate = ("scripts/emulated_arm/run.sh", cpu, "python3.11", "-m")
+    if session.posargs:
+        session.run(*emulate, "pytest", "-q", "--timeout=3000", *session.posargs, external=True)
+        return
+    sync(session, "--group", "model")
+    for module, flags in (
+        ("infer_kernels.checks.kernel_bits", f"-mcpu={cpu}{ARM_CPUS[cpu]}"),
+        ("scripts.emulated_arm.greedy_answers", ""),
+    ):
+        here = session.run("python", "-m", module, env={"INFER_CPU_KERNELS_FLAGS": "-march=x86-64-v3"}, silent=True)
+        there = session.run(*emulate, module, env={"INFER_CPU_KERNELS_FLAGS": flags}, external=True, silent=True)
+        expected, found = (
+            re.findall(r"^(?:[0-9a-f]{16} |answer ).*", str(text), re.MULTILINE) for text in (here, there)
+        )
+        different = [f"{line}\n{other}" for line, other in zip(expected, found, strict=True) if line != other]
+        if different or not expected:
+            session.error(f"{len(different)} of {len(expected)} lines differ:\n" + "\n".join(different[:20]))
+        session.log(f"all {len(expected)} lines of {module} are those of x86")
+
+
 BENCH = (
     "kernels-cpu --quick",
     "engine --quick",
@@ -417,7 +454,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def alone(session: nox.Session) -> None:
-    """The kernels as other projects take them: the built wheel with torch and triton, outside the workspace."""
+    """The kernels as other projects take them: the built wheel with what torch brings, outside the workspace."""
     folder = Path(session.create_tmp()).resolve()
     session.run(
         "uv", "build", "--wheel", "--quiet", "--package", "infer-kernels", "--out-dir", str(folder), external=True

@@ -1,4 +1,4 @@
-"""Asks a running server with OpenAI's client: `uv run infer-server`, then `uv run python examples/openai_client.py`.
+"""Asks a running `infer-server` with OpenAI's client: `uv run --with openai python examples/openai_client.py`.
 
 Another address than the server's default may be given as the argument.
 """

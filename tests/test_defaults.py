@@ -11,7 +11,8 @@ import torch
 from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.protocol import GenerateRequest
-from infer_engine.sizing import PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES, size_step
+from infer_engine.scheduling.prefill_share import FLOOR
+from infer_engine.sizing import size_step
 from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_models.text import dummy_tokenizer
 from infer_server import ServerSettings
@@ -55,6 +56,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "gpu_memory_utilization": 0.9,
     "kv_reserve": 0.2,
     "max_prefill_tokens_beside_decodes": None,
+    "max_decode_slowdown": None,
     "batch_invariant": False,
     "step_timeout_s": 300.0,
     "data_parallel_size": 1,
@@ -161,18 +163,14 @@ def test_step_left_alone_takes_as_many_tokens_as_its_device_likes(device: str, n
     assert sizes.max_num_batched_tokens == num_tokens
 
 
-def test_help_and_guides_say_how_many_prompt_tokens_are_computed_beside_decodes(
+def test_help_and_guide_say_how_few_prompt_tokens_are_computed_beside_decodes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # each flag's name in one piece
-    usual, in_tiles = PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES
-    default = f"{usual} on a CPU, {in_tiles} if it computes in bf16 with AMX,"
+    monkeypatch.setenv("COLUMNS", "600")  # each flag in one piece
     main(["--help"])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "--max-prefill-tokens-beside-decodes" in line]
-    assert f"Left out: {default}" in line
-    guide = (DOCS / "configuration.md").read_text()
-    assert f"| `max_prefill_tokens_beside_decodes` | {default}" in guide
-    assert f"share {usual} tokens of each step ({in_tiles} in bf16 with AMX)" in (DOCS / "cpu.md").read_text()
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "--max-decode-slowdown" in line]
+    assert f"at least {FLOOR}." in line
+    assert f"it has {FLOOR} of them at least |" in (DOCS / "configuration.md").read_text()
 
 
 @pytest.mark.covers("configuration/dtype")

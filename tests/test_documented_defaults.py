@@ -69,8 +69,7 @@ def documented() -> dict[str, str]:
 
 
 def limits(device: str, **config: Any) -> SchedulerLimits:
-    has_tiles = config.pop("has_tiles", False)
-    return size_step(EngineConfig(**config), device=torch.device(device), model_max_seq_len=10**6, has_tiles=has_tiles)
+    return size_step(EngineConfig(**config), device=torch.device(device), model_max_seq_len=10**6)
 
 
 @cache
@@ -88,12 +87,12 @@ def derived() -> dict[str, Numbers]:
         limit_prompts_beside_decodes(gpu, most_prompt_tokens=size) for size in (MAX_CAPTURED_TOKENS, LARGER_SIZES[-1])
     ]
     large, small = [each.max_prefill_tokens_beside_decodes for each in prompts]
-    usual, in_tiles = (limits("cpu", has_tiles=has).max_prefill_tokens_beside_decodes for has in (False, True))
     found: dict[str, dict[str, set[Any]]] = {
         "max_batch_size": {"": contiguous, "GPU": {gpu.max_batch_size}, "CPU": {cpu.max_batch_size}},
         "max_num_batched_tokens": {"GPU": {gpu.max_num_batched_tokens}, "CPU": {cpu.max_num_batched_tokens}},
         "prefill_chunk_size": {"GPU": {gpu.prefill_chunk_size}, "CPU": {cpu.prefill_chunk_size}},
-        "max_prefill_tokens_beside_decodes": {"": {in_tiles, small}, "GPU": {large}, "CPU": {usual}},
+        "max_prefill_tokens_beside_decodes": {"": {small}, "GPU": {large}},
+        "max_decode_slowdown": {"CPU": {cpu.max_decode_slowdown}},
         "block_size": {"": {*blocks.values(), first_wide}},
     }
     return {name: {device: set(map(float, each)) for device, each in by.items()} for name, by in found.items()}

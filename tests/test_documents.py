@@ -40,7 +40,14 @@ OTHER_PROGRAMS = {
     "packages/infer-kernels/README.md": "--wheel --package --out-dir",  # uv
     "packages/infer-ray/README.md": "--package",
     "CONTRIBUTING.md": "--group",
-    "CHANGELOG.md": "--address",  # ray
+    "README.md": "--group --no-sync --torch-backend",  # uv
+    "benchmarks/README.md": "--group",
+    "docs/benchmarks.md": "--group",
+    "docs/changing.md": "--group",
+    "docs/platforms.md": "--from --group --no-sync --torch-backend",
+    "docs/nanogpt.md": "--with",
+    "examples/README.md": "--with",
+    "CHANGELOG.md": "--address --torch-backend",  # ray, uv
 }
 """Flags of other programs that these pages show."""
 COMING_FROM = ("docs/from-vllm.md", "docs/from-llama-cpp.md")

@@ -34,6 +34,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "prefill_chunk_size": ("128", 128),
     "max_prefill_chunks_per_step": ("1", 1),
     "max_prefill_tokens_beside_decodes": ("64", 64),
+    "max_decode_slowdown": ("1.5", 1.5),
     "speculative_model": ("a/b", "a/b"),
     "speculative_config": ('{"method": "ngram"}', '{"method": "ngram"}'),
     "step_timeout_s": ("1.5", 1.5),

@@ -34,7 +34,7 @@ def test_an_example_is_short_and_its_first_line_has_its_command(name: str) -> No
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) < 40
     first_line = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
-    assert f"`uv run python examples/{name}.py`" in first_line
+    assert re.search(rf"`uv run (--with openai )?python examples/{name}\.py`", first_line)
 
 
 def test_the_list_has_every_example() -> None:

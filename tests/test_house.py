@@ -42,27 +42,27 @@ LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-models/tests/text": 18,
     "packages/infer-server/src/infer_server/api": 14,
     "packages/infer-server/tests/connections": 15,
-    "tests": 34,
+    "tests": 35,
     "tests/field": 32,
 }
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 30_100,
-    "packages/infer-kernels/tests": 14_300,
+    "packages/infer-kernels/src": 30_900,
+    "packages/infer-kernels/tests": 14_700,
     "packages/infer-models/src": 20_500,
-    "packages/infer-models/tests": 10_450,
+    "packages/infer-models/tests": 10_600,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
     "packages/infer-engine/src": 28_400,
-    "packages/infer-engine/tests": 22_300,
+    "packages/infer-engine/tests": 22_900,
     "packages/infer-server/src": 14_900,
     "packages/infer-server/tests": 10_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
     "benchmarks/src": 12_900,
     "benchmarks/tests": 3_650,
-    "tests": 15_300,
+    "tests": 15_700,
     "examples": 1_100,
 }
 """By part, the most lines of code that it may have: about two in a hundred above what it has."""

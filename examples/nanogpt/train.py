@@ -1,6 +1,6 @@
 """Trains a character-level GPT on one text file and saves a checkpoint that the engine loads.
 
-    uv run python examples/nanogpt/train.py --text tinyshakespeare.txt --out nanogpt
+    uv run --with matplotlib python examples/nanogpt/train.py --text tinyshakespeare.txt --out nanogpt
 
 The model is the one of Karpathy's "Let's build GPT", 2023, and the defaults are its hyper-parameters: with the 65
 characters of Tiny Shakespeare it has 209,729 parameters. The first nine tenths of the text are trained on, the last

@@ -22,14 +22,15 @@ from infer_engine.gpu_visibility import VISIBLE_DEVICES, describe_node, explain_
 from infer_engine.host_limits import MemoryLimit, read_host_limits
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
+from infer_kernels.optional_triton import HAS_TRITON, TRITON_MISSING
 
 logger = logging.getLogger(__name__)
 
 CPU_MEMORY_SHARE = 0.25
 """Share of the free memory of a CPU that the KV cache takes by default."""
 
-PREFILL_TOKENS_BESIDE_DECODES, PREFILL_TOKENS_BESIDE_DECODES_IN_TILES = 48, 96
-"""Prompt tokens with which a step of 16 decodes takes a CPU about twice its time without, and the same in tiles."""
+DECODE_SLOWDOWN = 2.0
+"""How many times as long as its decodes alone a step with prompts takes on a CPU: each has half of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,11 @@ def resolve_device(name: str) -> torch.device:
     `torch.cuda.set_device` refuses `cuda` without an index.
 
     Raises:
-        ValueError: there is no such GPU.
+        ValueError: there is no such GPU, or there is no Triton to compute on it.
     """
     visible = os.environ.get(VISIBLE_DEVICES)
+    if not HAS_TRITON and (name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())):
+        raise ValueError(f"`device` is {name!r}, but {TRITON_MISSING}, or use `cpu`.")
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
@@ -103,21 +106,13 @@ def choose_block_size(config: EngineConfig, *, head_dim: int) -> int:
     return configured or (32 if head_dim >= 256 else 64)
 
 
-def computes_in_tiles(instruction_set: str | None, dtype: torch.dtype) -> bool:
-    """Return whether kernels for `instruction_set`, None without any, multiply matrices of `dtype` by tiles (AMX)."""
-    return instruction_set is not None and "AMX" in instruction_set and dtype is torch.bfloat16
-
-
-def size_step(
-    config: EngineConfig, *, device: torch.device, model_max_seq_len: int, has_tiles: bool = False
-) -> SchedulerLimits:
+def size_step(config: EngineConfig, *, device: torch.device, model_max_seq_len: int) -> SchedulerLimits:
     """Return the limits of a step, as configured or by default for `device`.
 
     Args:
         config: as configured.
         device: that computes the step.
         model_max_seq_len: positions that the model has.
-        has_tiles: whether `computes_in_tiles` says so of a CPU: many rows then cost little more than a few.
 
     On a GPU `max_prefill_tokens_beside_decodes` is None if it was left out: the model decides.
 
@@ -135,14 +130,15 @@ def size_step(
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
     # On a GPU a chunk costs the host milliseconds, in which the device computes thousands of a small model's tokens.
     chunk_size = config.prefill_chunk_size or (2048 if on_gpu else 512)
-    on_cpu = PREFILL_TOKENS_BESIDE_DECODES_IN_TILES if has_tiles else PREFILL_TOKENS_BESIDE_DECODES
+    slowdown = None if on_gpu or config.max_prefill_tokens_beside_decodes else DECODE_SLOWDOWN
     return SchedulerLimits(
         max_batch_size=config.max_batch_size or (8 if is_contiguous else 256 if on_gpu else 32),
         max_num_batched_tokens=max_num_batched_tokens,
         kv_reserve=config.kv_reserve,
         prefill_chunk_size=min(chunk_size, max_num_batched_tokens) if config.chunks_prefill else None,
         max_prefill_chunks_per_step=config.max_prefill_chunks_per_step,
-        max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes or (None if on_gpu else on_cpu),
+        max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes,
+        max_decode_slowdown=config.max_decode_slowdown or slowdown,
     )
 
 

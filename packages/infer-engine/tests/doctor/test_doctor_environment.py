@@ -1,6 +1,8 @@
 """The doctor's part `environment`: what it says of a machine, and why a GPU cannot be used."""
 
 import os
+import platform
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -86,6 +88,63 @@ def test_limits_of_a_container_are_described() -> None:
     memory = describe_memory(limits=limits)
     assert (memory["cgroup_limit"], memory["cgroup_free"]) == (4 * GIB, 3 * GIB)
     assert describe_processors(cpuinfo, limits=limited())["cgroup_processors"] is None
+
+
+SYSCTL = """
+hw.memsize: 17179869184
+hw.optional.AdvSIMD: 1
+hw.optional.arm.FEAT_BF16: 0
+hw.optional.arm.FEAT_DotProd: 1
+hw.optional.arm.FEAT_FP16: 1
+hw.optional.floatingpoint: 1
+hw.perflevel0.name: Performance
+hw.perflevel0.physicalcpu: 4
+machdep.cpu.brand_string: Apple M1
+machdep.cpu.core_count: 8
+"""
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               20000.
+Pages active:                            300000.
+Pages inactive:                          280000.
+Pages speculative:                         1000.
+"""
+
+
+def made_program(folder: Path, name: str, printed: str) -> None:
+    """Write a program that prints a text and complains of an unknown name, as `sysctl` does."""
+    program = folder / name
+    program.write_text(f"#!/bin/sh\n{shutil.which('cat')} <<'END'\n{printed}END\necho unknown oid >&2\nexit 1\n")
+    program.chmod(0o755)
+
+
+def test_a_mac_is_described_by_its_own_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no /proc; what the programs print is in the form of an Apple M1's."""
+    made_program(tmp_path, "sysctl", SYSCTL)
+    made_program(tmp_path, "vm_stat", VM_STAT)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    processors = describe_processors("", limits=limited(usable=8))
+    assert (processors["model"], processors["performance_cores"]) == ("Apple M1", 4)
+    assert processors["instruction_sets"] == ["asimd", "asimdhp", "asimddp"]
+    memory = describe_memory("", limits=limited())
+    assert (memory["total"], memory["available"]) == (16 * GIB, 300_000 * 16384)
+
+
+def test_a_system_without_proc_or_such_programs_is_described_by_what_python_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    processors = describe_processors("", limits=limited())
+    assert processors["model"] == (platform.processor() or platform.machine())
+    assert (processors["instruction_sets"], processors["performance_cores"]) == ([], None)
+    assert describe_memory("", limits=limited()) == dict.fromkeys(("total", "available", "cgroup_limit", "cgroup_free"))
+
+
+def test_an_arm_cpu_without_a_name_is_described_by_its_numbers() -> None:
+    """Linux on ARM has no `model name`."""
+    cpuinfo = "processor\t: 0\nFeatures\t: fp asimd asimddp sve i8mm\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
+    processors = describe_processors(cpuinfo, limits=limited())
+    assert processors["model"].endswith(", implementer 0x41, part 0xd40")
+    assert processors["instruction_sets"] == ["asimd", "asimddp", "i8mm", "sve"]
 
 
 def test_more_threads_than_processors_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +290,14 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
     assert "launches" in found.named("ok")
     assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
+
+
+def test_a_gpu_without_triton_is_a_failure_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infer_kernels.optional_triton.HAS_TRITON", False)
+    with made_gpus(monkeypatch):
+        found = examined(examine_environment, device="cuda")
+    assert found.named("failed") == {"Triton"}
+    assert "install `infer-kernels[triton]`" in found.findings["Triton"].found
 
 
 def test_an_exclusive_gpu_gets_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,10 @@ def refusal_of(**values: Any) -> str:
         ("kv_reserve", -0.1, "in [0, 1)"),
         ("batch_wait_timeout_s", -0.01, "at least 0"),
         ("batch_wait_timeout_s", 1e300, "at most 31536000"),
+        ("max_decode_slowdown", 1, "above 1 and at most 1000"),
+        ("max_decode_slowdown", 1000.5, "above 1 and at most 1000"),
+        ("max_decode_slowdown", NAN, "above 1"),
+        ("max_decode_slowdown", True, "a number"),
         ("step_timeout_s", 0, "above 0"),
         ("step_timeout_s", 10**400, "at most 31536000"),
         ("kv_cache_memory", "4 bananas", "`4GiB`"),
@@ -179,6 +183,7 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("speculative_config", NGRAM, {"tensor_parallel_size": 4}, "leave it out"),
         ("speculative_model", "a/b", {"tensor_parallel_size": 3}, "leave it out"),
         ("speculative_model", "a/b", {"speculative_config": NGRAM}, "leave one of them out"),
+        ("max_decode_slowdown", 2.0, {"max_prefill_tokens_beside_decodes": 48}, "leave one of them out"),
     ],
 )
 def test_a_conflict_names_both_fields_their_values_and_the_way_out(
@@ -271,6 +276,8 @@ POSSIBLE: dict[str, list[object]] = {
     "use_chunked_prefill": [None, True, False],
     "prefill_chunk_size": [None, 1, 1000],
     "max_prefill_chunks_per_step": [None, 1, 8],
+    "max_prefill_tokens_beside_decodes": [None, 1, 48],
+    "max_decode_slowdown": [None, 1.5, 1000],
     "use_prefix_caching": [None, True, False],
     "use_async_scheduling": [None, True, False],
     "speculative_config": [None, "none", NGRAM],

@@ -46,7 +46,7 @@ def test_every_count_since_the_start_is_kept_when_a_core_is_replaced() -> None:
     of_the_moment = {
         *("num_leaked_blocks", "num_step_tokens", "schedule_s", "execute_s", "sample_s", "num_running", "num_waiting"),
         *("num_blocks", "num_free_blocks", "num_idle_blocks", "kv_usage", "num_replaced", "replicas"),
-        *("num_state_slots", "num_free_state_slots", "num_kept_states"),
+        *("num_state_slots", "num_free_state_slots", "num_kept_states", "prefill_tokens_beside_decodes"),
     }
     for name in EngineStats.__struct_fields__:
         if name in of_the_moment:

@@ -275,7 +275,7 @@ def test_two_requests_that_compete_for_a_pool_of_little_more_than_one_both_finis
     assert {name: tokens_of(out) for name, out in outputs.items()} == dict.fromkeys("ab", expected_tokens([5] * 10, 30))
 
 
-@pytest.mark.covers("configuration/prefill-beside-decodes-cpu")
+@pytest.mark.covers("configuration/prefill-beside-decodes")
 def test_few_tokens_of_prompts_are_computed_beside_decodes_and_whole_chunks_without() -> None:
     running = engine(prefill_chunk_size=32, max_prefill_tokens_beside_decodes=10)
     running.submit("a", [1] * 32, max_tokens=4)

@@ -32,6 +32,19 @@ def test_a_gpu_has_an_index_that_torch_makes_current(monkeypatch: pytest.MonkeyP
     assert current == [device.index] == [int(name == "cuda:1")]
 
 
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_a_gpu_without_triton_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """`SystemPanic/vllm-windows#11`: CUDA was found, kernels were placeholders, and the first request failed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sizing, "HAS_TRITON", False)
+    with pytest.raises(ValueError, match=rf"^`device` is '{name}', but Triton, .*`infer-kernels\[triton\]`.*`cpu`\.$"):
+        resolve_device(name)
+    assert resolve_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if name == "auto":
+        assert resolve_device(name) == CPU
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [

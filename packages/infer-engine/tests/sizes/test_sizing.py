@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from infer_cache import max_blocks_in_window
 from infer_engine import EngineConfig
 from infer_engine.sizing import (
-    PREFILL_TOKENS_BESIDE_DECODES,
-    PREFILL_TOKENS_BESIDE_DECODES_IN_TILES,
+    DECODE_SLOWDOWN,
     KVMemory,
     KVSizes,
     choose_block_size,
-    computes_in_tiles,
     kv_memory,
     size_kv_cache,
     size_step,
@@ -324,37 +322,20 @@ def test_ranks_on_a_cpu_divide_its_memory() -> None:
     assert of_rank.free == pytest.approx(memory.free / 4, rel=0.1)
 
 
-@pytest.mark.covers("configuration/prefill-beside-decodes-cpu")
-def test_few_prompt_tokens_are_computed_beside_decodes_on_a_cpu() -> None:
-    def most(config: EngineConfig, device: str) -> int | None:
-        limits = size_step(config, device=torch.device(device), model_max_seq_len=9000)
-        return limits.max_prefill_tokens_beside_decodes
-
-    assert most(EngineConfig(), "cpu") == PREFILL_TOKENS_BESIDE_DECODES
-    assert most(EngineConfig(), "cuda") is None
-    assert most(EngineConfig(max_prefill_tokens_beside_decodes=7), "cuda") == 7
-
-
-@pytest.mark.covers("configuration/prefill-beside-decodes-cpu")
-def test_more_prompt_tokens_are_computed_beside_decodes_where_tiles_multiply_unless_a_number_was_set() -> None:
-    def most(device: torch.device, **config: Any) -> int | None:
-        limits = size_step(EngineConfig(**config), device=device, model_max_seq_len=9000, has_tiles=True)
-        return limits.max_prefill_tokens_beside_decodes
-
-    assert most(CPU) == PREFILL_TOKENS_BESIDE_DECODES_IN_TILES
-    assert (most(CPU, max_prefill_tokens_beside_decodes=7), most(GPU)) == (7, None)
-
-
+@pytest.mark.covers("configuration/prefill-beside-decodes", "configuration/max-decode-slowdown")
 @pytest.mark.parametrize(
-    ("instruction_set", "dtype", "has_tiles"),
+    ("config", "on_cpu", "on_gpu"),
     [
-        ("AVX512 with bf16 and AMX", torch.bfloat16, True),
-        ("AVX512 with bf16 and AMX", torch.float32, False),
-        ("AVX512 with bf16", torch.bfloat16, False),
-        (None, torch.bfloat16, False),
+        ({}, (None, DECODE_SLOWDOWN), (None, None)),
+        ({"max_decode_slowdown": 1.5}, (None, 1.5), (None, 1.5)),
+        ({"max_prefill_tokens_beside_decodes": 7}, (7, None), (7, None)),
     ],
 )
-def test_tiles_multiply_bf16_where_the_instruction_set_has_them(
-    instruction_set: str | None, dtype: torch.dtype, *, has_tiles: bool
+def test_prompt_tokens_beside_decodes_follow_the_time_of_steps_on_a_cpu_unless_a_number_was_set(
+    config: dict[str, Any], on_cpu: tuple[int | None, float | None], on_gpu: tuple[int | None, float | None]
 ) -> None:
-    assert computes_in_tiles(instruction_set, dtype) is has_tiles
+    def found(device: torch.device) -> tuple[int | None, float | None]:
+        limits = size_step(EngineConfig(**config), device=device, model_max_seq_len=9000)
+        return limits.max_prefill_tokens_beside_decodes, limits.max_decode_slowdown
+
+    assert (found(CPU), found(GPU)) == (on_cpu, on_gpu)

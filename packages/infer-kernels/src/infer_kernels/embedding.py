@@ -16,8 +16,6 @@ rounding; a quantized table's numbers are computed in fp32.
 from struct import Struct
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,6 +24,7 @@ from infer_kernels.cpu.calls import empty, is_recording, run
 from infer_kernels.cpu.packed_weight import LAYOUT, PackedQuantizedWeight, layout_arguments
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_tiles import (
     as_bytes,
     codes_of,

@@ -19,8 +19,6 @@ from struct import Struct
 from typing import Literal
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,6 +26,7 @@ from infer_kernels.arguments import require_dense_rows, require_float, require_l
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 
 GatedActivation = Literal["silu", "gelu_tanh"]
 

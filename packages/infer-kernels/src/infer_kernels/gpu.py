@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import triton
-from triton.runtime import driver
+
+from infer_kernels.optional_triton import driver, triton
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ Precision: integers.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_device, require_dtype, require_integer, require_rank
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.optional_triton import tl, triton
 
 _TOKENS = 256
 """Tokens of a program."""

@@ -2,11 +2,10 @@
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 
 
 @triton.jit

@@ -26,6 +26,7 @@ def compiled(folder: Path, flags: list[str]) -> Path:
         "-DELEMENT=bf16",
         "-fPIC",
         "-shared",
+        "-pthread",
         "-w",
         *flags,
         str(SOURCE_FOLDER / "run.cpp"),
@@ -59,7 +60,7 @@ def test_a_system_that_does_not_grant_what_the_compiler_took_is_asked(tmp_path: 
 def test_one_line_says_that_the_system_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = compiled(tmp_path, [*REFUSED, "-fopenmp"])
+    path = compiled(tmp_path, REFUSED)
     monkeypatch.setattr(sys.modules[Library.__module__], "build", lambda *_, **__: Build(path=path, compiler=""))
     with caplog.at_level(logging.INFO, logger="infer_kernels"):
         monkeypatch.setattr(sys.modules[Library.__module__], "_libraries", {})  # not what this process keeps

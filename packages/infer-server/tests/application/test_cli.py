@@ -121,6 +121,19 @@ def test_module_runs_as_the_command_does() -> None:
     assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip() == "0.1.0"
 
 
+@pytest.mark.covers("command-line-and-library/platforms")
+def test_windows_is_refused_in_one_sentence_before_a_module_that_it_lacks_is_imported() -> None:
+    """`sys.platform` changes after Python's own modules are there, which would import others by it."""
+    program = """import sys, asyncio, subprocess
+sys.modules |= {"fcntl": None, "resource": None}
+sys.platform = "win32"
+import infer_server.__main__
+sys.exit(infer_server.__main__.main())"""
+    ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, check=False, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
+    assert "in WSL2 (`wsl --install`)" in ran.stderr
+
+
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"], build_engine=must_not_build) == 0
     assert capsys.readouterr().out.strip() == "0.1.0"

@@ -7,6 +7,7 @@ import socket
 import httpx
 import pytest
 
+from infer_server.connections import open_files
 from infer_server.testing import server_process
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -42,3 +43,22 @@ def test_own_limit_is_raised_to_what_the_connections_need() -> None:
     with server_process("--max-connections", "500", setup=limited_to(64, hard)) as server:
         soft, _ = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     assert soft >= 500
+
+
+@pytest.mark.parametrize(("max_connections", "allowed", "soft"), [(4096, 4096, 4352), (20_000, 9984, 10_240)])
+def test_a_system_that_refuses_a_limit_below_its_hard_one_gets_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, max_connections: int, allowed: int, soft: int
+) -> None:
+    """As on macOS: the hard limit is infinite, and more than `OPEN_MAX` is refused."""
+    limits = [256, resource.RLIM_INFINITY]
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    assert open_files.raise_open_file_limit(max_connections) == allowed
+    assert limits == [soft, resource.RLIM_INFINITY]
+    assert ("there is room for 9984" in caplog.text) == (allowed < max_connections)

@@ -17,6 +17,7 @@ GAUGES = {
     "infer:num_requests_running": ENGINE,
     "infer:num_requests_waiting": ENGINE,
     "infer:kv_cache_usage_perc": ENGINE,
+    "infer:prefill_tokens_beside_decodes": ENGINE,
     "infer:num_leaked_blocks": ENGINE,
     "infer:engine_up": ENGINE,
     "infer:kv_blocks": ENGINE | {"state"},
@@ -149,6 +150,7 @@ def test_engines_numbers_are_those_of_the_moment() -> None:
         num_running=3,
         num_waiting=2,
         kv_usage=0.25,
+        prefill_tokens_beside_decodes=17,
         num_blocks=32,
         num_free_blocks=24,
         num_idle_blocks=4,
@@ -165,6 +167,7 @@ def test_engines_numbers_are_those_of_the_moment() -> None:
         return samples[f"infer:{stem}", frozenset({"model_name": "some/model", "engine": "0", **labels}.items())]
 
     assert (value("num_requests_running"), value("num_requests_waiting"), value("kv_cache_usage_perc")) == (3, 2, 0.25)
+    assert value("prefill_tokens_beside_decodes") == 17
     assert [value("kv_blocks", state=state) for state in ("held", "cached", "free")] == [8, 4, 20]
     assert (value("prompt_tokens_total"), value("generation_tokens_total")) == (100, 50)
     assert (value("prefix_cache_queries_total"), value("prefix_cache_hits_total")) == (100, 64)

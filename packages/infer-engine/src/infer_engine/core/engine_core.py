@@ -1,6 +1,7 @@
 """`EngineCore`: each `step()` schedules requests, computes them, samples tokens and ends finished requests.
 
-It is deterministic: the same messages between the same steps give the same tokens. The clock serves statistics only.
+The same messages between the same steps give the same tokens, where the chunks of prompts change no bits: these may
+follow the clock by `PrefillShare`. All else that it serves is statistics.
 """
 
 import logging
@@ -47,19 +48,17 @@ class EngineCore:
         make_speculator: Callable[[BaseScheduler, StepCounts], Speculator] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`scheduler` must use `kv_cache_manager`; `clock` counts seconds, for statistics only.
+        """`scheduler` must use `kv_cache_manager`. Without `grammars` every request with a grammar fails.
 
-        Without `grammars` every request with a grammar fails. With `schedules_ahead` a step returns what the step
-        before has computed; the scheduler must have one pass.
+        With `schedules_ahead` a step returns what the one before has computed; the scheduler must have one pass.
         """
-        self._scheduler = scheduler
-        self._kv_cache_manager = kv_cache_manager
+        self._scheduler, self._kv_cache_manager = scheduler, kv_cache_manager
         self._eos_token_ids = eos_token_ids
         self._share_prefix = share_prefix
         self._grammars = grammars
         self._unstarted: list[TokenOutput] = []  # of requests whose grammars cannot be compiled
         self._clock = clock
-        self._executor = StepExecutor(runner, clock=clock)
+        self._executor = StepExecutor(runner, clock=clock, share=scheduler.prefill_share)
         self._run_passes = self._run_ahead if schedules_ahead else self._run_in_turn
         self._in_flight: InFlightStep | None = None  # of the step before, if this core schedules ahead
         self._suspects: list[tuple[Request, int]] = []  # of a pass that failed, and how many tokens each had
@@ -87,6 +86,7 @@ class EngineCore:
             **counts,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            prefill_tokens_beside_decodes=self._scheduler.prefill_tokens_beside_decodes,
             num_blocks=self._kv_cache_manager.num_blocks,
             num_free_blocks=self._kv_cache_manager.num_free_blocks,
             num_idle_blocks=self._kv_cache_manager.num_idle_blocks,

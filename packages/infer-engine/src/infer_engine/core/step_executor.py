@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import RequestFailure, TokenLogprob
 from infer_engine.request import Request
-from infer_engine.scheduling import Schedule
+from infer_engine.scheduling import PrefillShare, Schedule
 from infer_engine.speculation.drafts import DraftRow
 from infer_engine.step_runner import (
     ComputedPass,
@@ -40,17 +40,24 @@ class InFlightStep:
         schedule: what it computes.
         sampled: the requests whose next token is chosen after it, in the order of the rows of logits.
         error: why it failed, if it did.
+        size: its rows of decodes and its tokens of prompts, where steps are observed.
+        began_s: when its forward pass was launched.
         execute_s: seconds that the host spent on its forward pass.
         sample_s: seconds that the host spent on choosing tokens, the wait for the device included.
     """
 
-    __slots__ = ("_clock", "_computed", "_runner", "_tokens", "error", "execute_s", "sample_s", "sampled", "schedule")
+    __slots__ = (
+        *("_clock", "_computed", "_runner", "_tokens"),
+        *("began_s", "error", "execute_s", "sample_s", "sampled", "schedule", "size"),
+    )
 
     def __init__(self, schedule: Schedule, runner: StepRunner, clock: Callable[[], float]) -> None:
         """Compute `schedule` on `runner`, once it is launched; `clock` measures seconds."""
         self.schedule = schedule
         self.sampled = schedule.needs_sampling
         self.error: Exception | None = None
+        self.size = (0, 0)
+        self.began_s = 0.0
         self.execute_s = self.sample_s = 0.0
         self._runner = runner
         self._clock = clock
@@ -63,14 +70,14 @@ class InFlightStep:
         Raises:
             EngineFailedError: the runner cannot go on.
         """
-        started = self._clock()
+        self.began_s = self._clock()
         try:
             self._computed = self._runner.forward(self.schedule)
         except EngineFailedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a model or a device raises fails this pass alone
             self.error = error
-        self.execute_s = self._clock() - started
+        self.execute_s = self._clock() - self.began_s
 
     def sample(self) -> None:
         """Launch the choice of tokens; all tokens of `sampled` must be known.
@@ -165,10 +172,18 @@ class StepOutcome:
 class StepExecutor:
     """Runs schedules on a runner, and finds the requests that cause a failure."""
 
-    def __init__(self, runner: StepRunner, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Compute with `runner`; `clock` measures seconds."""
+    def __init__(
+        self,
+        runner: StepRunner,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        share: PrefillShare | None = None,
+    ) -> None:
+        """Compute with `runner`; `clock` measures seconds; `share` observes the passes that succeed."""
         self._runner = runner
         self._clock = clock
+        self._share = share
+        self._read_s = 0.0  # when the pass before was read
 
     def launch(self, schedule: Schedule) -> InFlightStep:
         """Launch the forward pass of `schedule`.
@@ -177,6 +192,8 @@ class StepExecutor:
             EngineFailedError: the runner cannot go on.
         """
         step = InFlightStep(schedule, self._runner, self._clock)
+        if self._share is not None:
+            step.size = schedule.size
         step.forward()
         return step
 
@@ -187,8 +204,11 @@ class StepExecutor:
             EngineFailedError: the runner cannot go on.
         """
         results = step.wait()
+        began_s, self._read_s = max(step.began_s, self._read_s), self._clock()
         if results is None:
             return None
+        if self._share is not None:
+            self._share.observe(*step.size, self._read_s - began_s)
         outcome = StepOutcome()
         outcome.add(step, *results)
         return outcome

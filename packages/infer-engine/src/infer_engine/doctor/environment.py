@@ -164,7 +164,11 @@ def _why_cuda_fails() -> str:
 def _examine_triton(reporter: Reporter) -> None:
     """Report whether Triton can compile: its cache, and the C file of its launcher."""
     from infer_kernels.gpu import LauncherUnusableError, cache_folder, require_launcher  # noqa: PLC0415 - imports torch
+    from infer_kernels.optional_triton import HAS_TRITON, TRITON_MISSING  # noqa: PLC0415 - imports Triton
 
+    if not HAS_TRITON:
+        reporter.fail("Triton", TRITON_MISSING, fix="install it, or compute on the CPU with `--device cpu`")
+        return
     _examine_folder(reporter, "Triton's cache", cache_folder(), variable="TRITON_CACHE_DIR")
     try:
         require_launcher()

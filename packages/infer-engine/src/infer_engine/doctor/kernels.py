@@ -119,18 +119,13 @@ def _report_library(reporter: Reporter, dtype: torch.dtype) -> None:
     reporter.details(
         cpu_kernels={
             "instruction_set": found.instruction_set,
-            "has_threads": found.has_threads,
             "is_amx_refused": found.is_amx_refused,
         }
     )
     made_for = f"for {found.instruction_set}"
     if found.is_amx_refused:
         made_for += ", without AMX, which this system does not grant"
-    if found.has_threads:
-        reporter.ok("C++ kernels", f"{made_for}, ready after {seconds:.1f} s")
-    else:
-        fix = "install OpenMP for the compiler, such as libomp-dev"
-        reporter.warn("C++ kernels", f"{made_for}, but with one thread", fix=fix)
+    reporter.ok("C++ kernels", f"{made_for}, ready after {seconds:.1f} s")
 
 
 def _check_other_devices(reporter: Reporter, checks: Sequence[SelfCheck], device: torch.device) -> None:

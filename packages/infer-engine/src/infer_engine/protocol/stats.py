@@ -99,6 +99,8 @@ class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc] 
     Attributes:
         num_running: requests that hold KV memory.
         num_waiting: requests in the queue, preempted ones included.
+        prefill_tokens_beside_decodes: most prompt tokens of the latest pass that had a limit of them beside its
+            decodes; 0 before the first.
         num_blocks: all KV blocks, of all groups of layers.
         num_free_blocks: blocks that no request holds.
         num_idle_blocks: free blocks that are kept for the cached prefix in them.
@@ -115,6 +117,7 @@ class EngineStats(StepCounts, frozen=True, kw_only=True):  # type: ignore[misc] 
 
     num_running: int = 0
     num_waiting: int = 0
+    prefill_tokens_beside_decodes: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_idle_blocks: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from infer_cache.states.sequence_states import StateMove
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
+from infer_engine.scheduling.prefill_share import PrefillShare
 from infer_engine.scheduling.running_batch import RunningBatch
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits
 from infer_engine.scheduling.waiting_queue import Rank, WaitingQueue
@@ -25,6 +26,8 @@ class BaseScheduler(ABC):
             kv_cache_manager, max_batch_size=limits.max_batch_size, rank=running_rank, requeue=self._waiting.requeue
         )
         self._current: Request | None = None
+        self._share: PrefillShare | None = None
+        self._prefill_tokens_beside_decodes = 0
 
     @property
     def num_waiting(self) -> int:
@@ -35,6 +38,16 @@ class BaseScheduler(ABC):
     def num_running(self) -> int:
         """Requests that hold memory."""
         return len(self._batch.requests)
+
+    @property
+    def prefill_share(self) -> PrefillShare | None:
+        """What decides how many prompt tokens a pass with decodes computes, if that follows what passes take."""
+        return self._share
+
+    @property
+    def prefill_tokens_beside_decodes(self) -> int:
+        """Most prompt tokens of the latest pass that had a limit of them beside its decodes; 0 before the first."""
+        return self._prefill_tokens_beside_decodes
 
     @property
     def current(self) -> Request | None:

@@ -7,6 +7,7 @@ from infer_engine.request import Request, RequestState
 from infer_engine.scheduling.base import BaseScheduler
 from infer_engine.scheduling.kv_cache_manager import KVCacheManager
 from infer_engine.scheduling.policies import Policy
+from infer_engine.scheduling.prefill_share import PrefillShare
 from infer_engine.scheduling.prefill_turns import Claim, PrefillTurns
 from infer_engine.scheduling.running_batch import KVCacheTooSmallError
 from infer_engine.scheduling.schedule import Schedule, SchedulerLimits, StepBudget
@@ -30,6 +31,7 @@ class ContinuousScheduler(BaseScheduler):
         super().__init__(kv_cache_manager, limits, waiting_rank=policy.waiting_rank, running_rank=policy.running_rank)
         self._policy = policy
         self._turns = PrefillTurns()
+        self._share = _make_share(limits)
         self._num_steps = 0
 
     @property
@@ -52,7 +54,7 @@ class ContinuousScheduler(BaseScheduler):
         if len(schedule.items) == self.num_running and not self._waiting:  # in most steps all requests decode
             schedule.decodes = [request for request, _ in schedule.items]
             return schedule
-        if schedule.items and budget.limit_prompts_beside_decodes():
+        if schedule.items and self._limit_prompts(budget, num_decodes=len(schedule.items)):
             self._add_prompts_in_turn(schedule, budget)
         else:
             self._add_prompts(schedule, budget)
@@ -128,6 +130,16 @@ class ContinuousScheduler(BaseScheduler):
             self._admit(fitting, schedule, budget)
         self._current = None
 
+    def _limit_prompts(self, budget: StepBudget, *, num_decodes: int) -> bool:
+        """Lower the tokens left to what a pass with decodes may compute of prompts; return whether there is a limit."""
+        share, most = self._share, self._limits.max_prefill_tokens_beside_decodes
+        most = most if share is None else share.num_tokens(num_decodes)
+        if most is None or self._limits.prefill_chunk_size is None:
+            return False
+        budget.tokens = min(budget.tokens, most)
+        self._prefill_tokens_beside_decodes = most
+        return True
+
     def _prompts(self) -> list[Request]:
         """Return the running requests whose prompt is not computed, in order of rank."""
         return [request for request in self._batch.requests if request.state is RequestState.PREFILL]
@@ -201,3 +213,11 @@ class ContinuousScheduler(BaseScheduler):
         request.last_step = self._num_steps
         schedule.items.append((request, num_tokens))
         budget.take_chunk(num_tokens)
+
+
+def _make_share(limits: SchedulerLimits) -> PrefillShare | None:
+    """Return what decides how many prompt tokens a pass with decodes computes; None if `limits` do."""
+    if limits.max_decode_slowdown is None or limits.prefill_chunk_size is None:
+        return None
+    most = limits.max_prefill_tokens_beside_decodes or limits.prefill_chunk_size
+    return PrefillShare(max_slowdown=limits.max_decode_slowdown, most=most)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from infer_cache.paged_manager import TableEdit
 from infer_cache.states.sequence_states import StateMove
-from infer_engine.request import Request
+from infer_engine.request import Request, RequestState
 
 RowEdit = tuple[int, TableEdit]
 """A row of the runner's block tables, and the edit of that row."""
@@ -23,6 +23,7 @@ class SchedulerLimits:
         max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
         max_prefill_tokens_beside_decodes: most tokens of prompts in one pass with decodes, if prompts are computed in
             chunks, which take turns then; None for as many as fit.
+        max_decode_slowdown: how many times as long as its decodes alone such a pass may take; None: any time.
         max_draft_rows: most rows of drafts in one pass.
     """
 
@@ -32,6 +33,7 @@ class SchedulerLimits:
     prefill_chunk_size: int | None = 512
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
+    max_decode_slowdown: float | None = None
     max_draft_rows: int = 0
 
     @property
@@ -72,6 +74,15 @@ class Schedule:
     pending_readers: list[Request] = field(default_factory=list)
 
     @property
+    def size(self) -> tuple[int, int]:
+        """How many rows of decodes, drafts included, and how many tokens of prompts it computes, before it does."""
+        if self.decodes is not None:
+            return len(self.decodes), 0
+        decode = RequestState.DECODE
+        num_decodes = sum([request.state is decode for request, _ in self.items])
+        return num_decodes, sum([count for _, count in self.items]) - num_decodes
+
+    @property
     def needs_sampling(self) -> list[Request]:
         """The requests whose next token is sampled after this pass, in the order of the items."""
         if self.decodes is not None:
@@ -93,14 +104,6 @@ class StepBudget:
         self._limits = limits
         self.tokens = limits.max_num_batched_tokens
         self.chunks = limits.max_prefill_chunks_per_step or limits.max_batch_size
-
-    def limit_prompts_beside_decodes(self) -> bool:
-        """Lower the tokens left to what a pass with decodes may compute of prompts; return whether there is a limit."""
-        most = self._limits.max_prefill_tokens_beside_decodes
-        if most is None or self._limits.prefill_chunk_size is None:
-            return False
-        self.tokens = min(self.tokens, most)
-        return True
 
     def chunk_size(self, num_tokens: int) -> int:
         """Return how many of a prompt's `num_tokens` tokens fit; a whole prompt over the budget fits as the first."""

@@ -16,8 +16,8 @@ interpreted/       Triton's interpreter made faithful
 simulated_gpu/     a made-up CUDA device
 pairwise.py        coverings of grids of test parameters; cpu_kernels.py and threads.py are for tests too
 
-The doctor's part needs torch and triton only; `interpreted` also needs numpy, `inputs.draw_strategies` hypothesis,
-`cpu_kernels` pytest, `pairwise` pytest and allpairspy.
+The doctor's part needs torch only; `compiled`, `interpreted` and `simulated_gpu` need Triton, `interpreted` also
+numpy, `inputs.draw_strategies` hypothesis, `cpu_kernels` pytest, `pairwise` pytest and allpairspy.
 """
 
 from infer_kernels.checks.model_checks import model_checks

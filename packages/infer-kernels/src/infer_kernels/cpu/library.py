@@ -26,7 +26,6 @@ class Library:
 
     Attributes:
         instruction_set: that it was compiled for.
-        has_threads: whether it computes with several threads.
         is_amx_refused: whether the CPU has matrix instructions (AMX) that the system does not let this process use.
         was_compiled: for this process, or by another one while this one waited; it was not there before.
         run_call: C function (kernel, arguments, threads).
@@ -50,7 +49,6 @@ class Library:
         self.run_calls.restype = None
         self._handle.instruction_set.restype = ctypes.c_char_p
         self.instruction_set: str = self._handle.instruction_set().decode()
-        self.has_threads = bool(self._handle.has_threads())
         self.is_amx_refused = bool(self._handle.is_amx_refused())
 
     def address(self, kernel: str) -> int:
@@ -106,8 +104,6 @@ def _library(dtype: str) -> Library | None:
         seconds = time.monotonic() - began
         what = f"{dtype} on {loaded.instruction_set}"
         logger.info("CPU kernels for %s compiled by %s, ready after %.1f s", what, built.compiler, seconds)
-    if not loaded.has_threads:
-        logger.warning("CPU kernels compute with one thread: the compiler has no OpenMP")
     if loaded.is_amx_refused:
         logger.warning("CPU kernels compute without AMX, which this system does not grant; many rows take longer")
     return loaded

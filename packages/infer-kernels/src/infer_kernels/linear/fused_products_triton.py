@@ -22,8 +22,6 @@ of each of its tiles of outputs, and every program that reads the rows adds thos
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.gated_activations import GatedActivation, gate_tile
@@ -31,6 +29,7 @@ from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.quantized.join_splits import join_partials
 from infer_kernels.norm.rms_norm import NormVariant
+from infer_kernels.optional_triton import tl, triton
 
 MAX_ROWS = 16
 """Rows of x: the least that fill a side of the tensor cores."""

@@ -19,8 +19,6 @@ of two logits is larger can differ from `linear` where they agree to rounding.
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
@@ -30,6 +28,7 @@ from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.linear import DenseWeight, linear
 from infer_kernels.linear.reference import linear_reference
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.sampling.largest import (
     Largest,
     greedy_reference,

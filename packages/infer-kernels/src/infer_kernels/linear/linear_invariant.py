@@ -21,8 +21,6 @@ one device with one version of the libraries, and for CPUs with one number of th
 
 from math import prod
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
@@ -34,6 +32,7 @@ from infer_kernels.linear.product_tiles import choose_product_tile
 from infer_kernels.linear.quantized.multiply import multiply_quantized
 from infer_kernels.linear.reference import linear_reference
 from infer_kernels.linear.row_tiles import multiply_row_tiles
+from infer_kernels.optional_triton import tl, triton
 
 _GROUP = 8
 """Tiles of rows whose programs follow each other for the same columns of the output, and share them in L2."""

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.gated_activations import GatedActivation, activate_rows, gelu_tanh_triton
+from infer_kernels.optional_triton import tl, triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

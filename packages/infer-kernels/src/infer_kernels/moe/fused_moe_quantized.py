@@ -20,8 +20,6 @@ where a few rows make few; their sums are added in order by the kernel that sums
 from dataclasses import replace
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
@@ -37,6 +35,7 @@ from infer_kernels.moe.fused_moe_triton import (
     sum_pairs_triton,
 )
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.encodings import TILED
 from infer_kernels.quantization.quantized_weight import QuantizedWeight

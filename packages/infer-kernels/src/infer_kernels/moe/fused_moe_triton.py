@@ -20,14 +20,13 @@ whatever their number: rows have the same bits in any batch.
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.fused_products_triton import MAX_ROWS
 from infer_kernels.linear.product_tiles import ProductTile, choose_product_tile
 from infer_kernels.moe.activation import ExpertActivation, activate
+from infer_kernels.optional_triton import tl, triton
 
 _PAIRS = 1024
 """Pairs that a program of the first two kernels looks at together: where there are no more, one launch is enough."""

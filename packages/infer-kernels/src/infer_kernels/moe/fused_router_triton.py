@@ -24,8 +24,6 @@ them.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
@@ -33,6 +31,7 @@ from infer_kernels.linear.fused_products_triton import MAX_ROWS, PendingNorm, in
 from infer_kernels.linear.quantized.join_splits import join_partials
 from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.router import ExpertChoice, choose_experts
+from infer_kernels.optional_triton import tl, triton
 
 MOST_EXPERTS = 128
 MOST_CHOSEN = 16

@@ -21,14 +21,13 @@ Precision: fp32.
 from typing import Literal, NamedTuple, TypedDict
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import next_power_of_2
 from infer_kernels.moe import cpu
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.sampling.largest import LOWEST, ordered_bits, rank_tokens
 
 Scoring = Literal["softmax", "softmax_of_top_k"]

@@ -2,12 +2,11 @@
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
 from infer_kernels.norm.rms_norm import normalize_tile, row_tile
+from infer_kernels.optional_triton import tl, triton
 
 
 @triton.jit(do_not_specialize=["num_rows"])

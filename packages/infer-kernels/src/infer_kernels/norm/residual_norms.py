@@ -10,8 +10,6 @@ left out costs nothing.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_like, require_out, require_shape
@@ -19,6 +17,7 @@ from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv
 from infer_kernels.norm import cpu
 from infer_kernels.norm.rms_norm import NormVariant, check_variant, normalize_tile, rms_norm_torch, row_tile
+from infer_kernels.optional_triton import tl, triton
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -16,14 +16,13 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_out, require_shape
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm import cpu
+from infer_kernels.optional_triton import tl, triton
 
 NormVariant = Literal["llama", "gemma"]
 

@@ -11,8 +11,6 @@ and the result at the end, as `transformers` does.
 from struct import Struct
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,6 +18,7 @@ from infer_kernels.arguments import require_dense_rows, require_float, require_l
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 
 _NORM_OF_GATED = Struct("PPqPqPqqd")
 

@@ -17,8 +17,6 @@ so (see `kv_codes.py`).
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import (
@@ -30,6 +28,7 @@ from infer_kernels.arguments import (
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.norm.rms_norm import rms_norm_reference
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.qkv import cpu
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, head_dim_of
 from infer_kernels.qkv.qk_norm_rope_store_torch import qk_norm_rope_store_torch

@@ -17,8 +17,6 @@ Precision: fp32 angles and arithmetic, one rounding at the end; what is not rota
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import (
@@ -34,6 +32,7 @@ from infer_kernels.arguments import (
 )
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 
 
 def apply_rope_reference(q: Tensor, k: Tensor, position_ids: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:

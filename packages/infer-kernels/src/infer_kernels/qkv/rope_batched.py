@@ -16,8 +16,6 @@ Precision: fp32 arithmetic on the angles as given, one rounding at the end.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import (
@@ -31,6 +29,7 @@ from infer_kernels.arguments import (
 )
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.qkv.rope import rotate_heads, rotate_torch
 
 

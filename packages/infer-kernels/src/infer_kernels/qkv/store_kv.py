@@ -10,8 +10,6 @@ Precision: a copy, or a row's codes as `kv_codes.py` defines them.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import (
@@ -25,6 +23,7 @@ from infer_kernels.arguments import (
 )
 from infer_kernels.dispatch import takes_triton, wants_grad
 from infer_kernels.integers import next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, encode_rows, head_dim_of
 
 

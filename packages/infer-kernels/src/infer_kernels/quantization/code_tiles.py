@@ -22,11 +22,10 @@ reads x at stride 2.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_words import numbers_of_words, unit_of_words
 from infer_kernels.quantization.microscaled_tiles import numbers_of_scales
 from infer_kernels.quantization.quantized_weight import QuantizedWeight

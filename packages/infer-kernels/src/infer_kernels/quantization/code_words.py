@@ -19,8 +19,7 @@ instructions a code, int8 one, fp8 1.75 (in fp16 2.75).
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
+from infer_kernels.optional_triton import tl, triton
 
 _BF16_UNIT = tl.constexpr(2.0**-6)
 _FP16_UNIT = tl.constexpr(2.0**-9)

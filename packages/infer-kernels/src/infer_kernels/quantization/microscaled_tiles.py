@@ -15,9 +15,7 @@ dtypes take the same way. They are multiplied by 2^119 times the scale, sums by 
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
-
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO as _GROUPS_PADDED_TO
 
 GROUPS_PADDED_TO = tl.constexpr(_GROUPS_PADDED_TO)

@@ -11,9 +11,7 @@ Precision: codes are exact. A number is rounded once in fp32, then to the dtype 
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
-
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_tiles import numbers_of_codes, zero_of_codes
 from infer_kernels.quantization.code_words import numbers_of_words, unit_of_words
 

@@ -2,9 +2,7 @@
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
-
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_tiles import multiply_codes
 from infer_kernels.quantization.microscaled_tiles import multiply_microscaled
 from infer_kernels.quantization.minimum_tiles import multiply_with_minimums

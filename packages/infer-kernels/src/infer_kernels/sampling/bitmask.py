@@ -15,8 +15,6 @@ Precision: exact.
 from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,6 +29,7 @@ from infer_kernels.arguments import (
 )
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.optional_triton import tl, triton
 
 BITS = 32
 

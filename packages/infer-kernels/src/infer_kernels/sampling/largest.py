@@ -15,13 +15,12 @@ Precision: exact.
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_device, require_dtype, require_float, require_rank
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.optional_triton import tl, triton
 
 _CHUNK = 4096
 

@@ -13,8 +13,6 @@ Precision: fp32 inside and out. Ranks compare the logits as stored, the lower id
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import (
@@ -26,6 +24,7 @@ from infer_kernels.arguments import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton
+from infer_kernels.optional_triton import tl, triton
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 _LOG2_E = tl.constexpr(1.4426950408889634)

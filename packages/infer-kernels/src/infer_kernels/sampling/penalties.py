@@ -17,8 +17,6 @@ Precision: fp32 inside, one rounding.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.arguments import (
@@ -32,6 +30,7 @@ from infer_kernels.arguments import (
 )
 from infer_kernels.dispatch import takes_triton
 from infer_kernels.integers import cdiv
+from infer_kernels.optional_triton import tl, triton
 
 
 def apply_penalties_reference(

@@ -9,8 +9,7 @@ Values are compared as they are stored, never after arithmetic on them: equal lo
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
+from infer_kernels.optional_triton import tl, triton
 
 # Passes that halve a range of values; those after them halve the range of their bits: at most 32 more.
 _VALUE_PASSES = tl.constexpr(24)

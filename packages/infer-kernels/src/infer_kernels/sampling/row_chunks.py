@@ -7,12 +7,11 @@ alone.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.sampling.pivot_search import load_logits
 from infer_kernels.sampling.row_limits import (
     distance_of_min_p,

@@ -2,8 +2,7 @@
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
+from infer_kernels.optional_triton import tl, triton
 
 # Farther from the largest logit than this no token is kept; -inf lies at infinity.
 _FARTHEST = tl.constexpr(3.0e38)

@@ -28,11 +28,10 @@ or top-p is given DEPTH * 2048 * itemsize for candidates.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.sampling.pivot_search import load_logits, measure_cut, search_cut, smallest_within
 from infer_kernels.sampling.row_chunks import BLOCK, CHUNKS, WIDTH, launch_candidates, launch_maxima
 from infer_kernels.sampling.row_limits import (

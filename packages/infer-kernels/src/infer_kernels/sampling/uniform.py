@@ -10,9 +10,9 @@ Precision: exact. Kernel and PyTorch give the same bits.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from infer_kernels.optional_triton import tl, triton
 
 _MASK = (1 << 64) - 1
 

@@ -1,7 +1,6 @@
 """Where a sequence begins that goes on from what the ones before it write, for kernels."""
 
-import triton
-import triton.language as tl
+from infer_kernels.optional_triton import tl, triton
 
 
 @triton.jit

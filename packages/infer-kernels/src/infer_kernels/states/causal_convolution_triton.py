@@ -13,11 +13,10 @@ bits on nothing but its own inputs.
 
 from typing import Literal
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.states.state_rows import StateRows
 
 _ROWS = 8

@@ -12,11 +12,10 @@ Formula, precision and bytes moved are those of `mamba2_scan.py`.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.states.beginning_triton import beginning
 from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows

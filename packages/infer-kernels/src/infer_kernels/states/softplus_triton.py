@@ -1,7 +1,6 @@
 """softplus in Triton, for the decays of states."""
 
-import triton
-import triton.language as tl
+from infer_kernels.optional_triton import tl, triton
 
 
 @triton.jit

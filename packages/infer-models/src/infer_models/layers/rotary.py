@@ -8,12 +8,16 @@ from infer_models.config import ModelConfig
 from infer_models.config.rope import RopeParameters
 from infer_models.layers.parameters import ParameterFactory
 
+ROWS_AT_ONCE = 8192
+"""Rows of a table that are computed in fp64 at once: all of a long sequence's would take memory."""
+
 
 class RotaryTable(nn.Module):
-    """cos(p * f) and sin(p * f) of every position p and frequency f, computed once in fp32.
+    """cos(p * f) and sin(p * f) of every position p and frequency f, computed once.
 
     Frequencies and angles are rounded to fp32 where training rounds them: at position 100,000 the last bit of a
-    frequency is worth a hundredth of a radian. Su et al., "RoFormer", 2021.
+    frequency is worth a hundredth of a radian. Su et al., "RoFormer", 2021. Cosines and sines are those of fp64,
+    rounded: PyTorch's of fp32 differ in the last bit between kinds of CPU, and then so may the choice of a token.
 
     Where long sequences have other frequencies than short ones, the rows of long ones follow those of short ones:
 
@@ -49,10 +53,11 @@ class RotaryTable(nn.Module):
         for is_long, rows in enumerate(torch.split(cos_sin, lengths)):
             inv_freq = rope.scaling.frequencies(periods, theta=rope.theta, is_long=bool(is_long)).to(factory.device)
             positions = torch.arange(len(rows), dtype=torch.float32, device=factory.device)
-            cos, sin = rows.chunk(2, dim=-1)
-            angles = torch.outer(positions, inv_freq)
-            torch.cos(angles, out=cos)
-            torch.sin(angles, out=sin)
+            for some, at in zip(torch.split(rows, ROWS_AT_ONCE), torch.split(positions, ROWS_AT_ONCE), strict=True):
+                cos, sin = some.chunk(2, dim=-1)
+                angles = torch.outer(at, inv_freq).double()
+                cos.copy_(angles.cos())
+                sin.copy_(angles.sin())
         if rope.scaling.attention_factor != 1.0:
             cos_sin *= rope.scaling.attention_factor
         self.register_buffer("cos_sin", cos_sin, persistent=False)

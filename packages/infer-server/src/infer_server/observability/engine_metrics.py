@@ -25,6 +25,11 @@ _GAUGES = (
     _StatsMetric("num_requests_waiting", "Requests in the queue, preempted ones included.", lambda s: s.num_waiting),
     _StatsMetric("kv_cache_usage_perc", "Share of the KV cache that requests hold; 1 is all.", lambda s: s.kv_usage),
     _StatsMetric(
+        "prefill_tokens_beside_decodes",
+        "Most prompt tokens of the latest step that had a limit of them beside its decodes.",
+        lambda s: s.prefill_tokens_beside_decodes,
+    ),
+    _StatsMetric(
         "num_leaked_blocks", "KV blocks in use without a request; above 0 is a bug.", lambda s: s.num_leaked_blocks
     ),
 )

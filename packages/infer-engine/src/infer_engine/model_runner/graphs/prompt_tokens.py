@@ -10,7 +10,8 @@ before the host would be: then a replay is never slower, however much of it is p
 The device's time is counted, not measured, so that an engine captures the same sizes at every start. Of a mixture of
 experts all weights are counted, as if each token went to all of them: nothing beyond `MAX_CAPTURED_TOKENS` is captured.
 
-A step with decodes has no more prompt tokens than fill that size beside `DECODES_BESIDE_PROMPTS` of them.
+A step with decodes has no more prompt tokens than fill that size beside `DECODES_BESIDE_PROMPTS` of them, even if it
+would be allowed more by what steps have taken.
 """
 
 from dataclasses import replace

@@ -24,7 +24,6 @@ from infer_engine.sizing import (
     KVSizes,
     check_weights_fit,
     choose_block_size,
-    computes_in_tiles,
     kv_memory,
     longest_cached,
     size_kv_cache,
@@ -204,12 +203,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     model_config = ModelConfig.from_folder(folder)
     dtype = choose_dtype(config.dtype, model_config)
     kernels = library(DTYPES[dtype]) if device.type == "cpu" else None
-    limits = size_step(
-        config,
-        device=device,
-        model_max_seq_len=model_config.max_position_embeddings,
-        has_tiles=computes_in_tiles(kernels.instruction_set if kernels else None, dtype),
-    )
+    limits = size_step(config, device=device, model_max_seq_len=model_config.max_position_embeddings)
     speculation = choose_speculation(config, device=device, has_cpu_kernels=kernels is not None)
     limits = replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS)
     with_mtp = speculation is not None and speculation.method == "mtp"

@@ -12,6 +12,8 @@ BatchingMode = Literal["static", "continuous"]
 SchedulerPolicy = Literal["fcfs", "prefill_first", "decode_round_robin", "priority"]
 
 DEFAULT_BATCH_WAIT_TIMEOUT_S = 0.05
+MAX_DECODE_SLOWDOWN = 1000
+"""The largest `max_decode_slowdown`; nobody would wait for tokens that take longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,10 @@ class SchedulerOptions(OptionGroup):
             as fit.
         max_prefill_tokens_beside_decodes: Prompt tokens computed in one pass with decodes, when chunked: the fewer, the
             shorter the time between two tokens, and the later the first ones. Prompts take turns. Left out:
-            48 on a CPU, 96 if it computes in bf16 with AMX, 480 on a GPU, or up to 2272 of small models.
+            480 on a GPU, or up to 2272 of small models; on a CPU as many as `max_decode_slowdown` allows.
+        max_decode_slowdown: How many times as long as its decodes alone a pass may take that computes prompt tokens
+            too, when chunked; how many these are follows what passes have taken, and is at least 16. Left out: 2 on a
+            CPU unless `max_prefill_tokens_beside_decodes` is given; none on a GPU.
         use_async_scheduling: Schedule the next step while the device computes this one. Gains nothing on a CPU; needs
             one pass a step. Left out: on with a GPU if the other values allow it.
         speculative_config: Speculative decoding: tokens are drafted, and verified in one step. JSON as vLLM's, such as
@@ -58,6 +63,7 @@ class SchedulerOptions(OptionGroup):
     prefill_chunk_size: int | None = None
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
+    max_decode_slowdown: float | None = None
     use_async_scheduling: bool | None = None
     speculative_config: str | None = None
     speculative_model: str | None = None
@@ -74,6 +80,12 @@ class SchedulerOptions(OptionGroup):
             "prefill_chunk_size": optional(COUNT),
             "max_prefill_chunks_per_step": optional(COUNT),
             "max_prefill_tokens_beside_decodes": optional(COUNT),
+            "max_decode_slowdown": optional(
+                number(
+                    f"a number above 1 and at most {MAX_DECODE_SLOWDOWN}",
+                    lambda value: 1 < value <= MAX_DECODE_SLOWDOWN,
+                )
+            ),
             "use_async_scheduling": optional(switch()),
             "speculative_config": optional(parse_speculation),
             "speculative_model": optional(text(r".*\S.*", "a folder, a GGUF file or a Hub id, as a string")),
@@ -96,6 +108,13 @@ class SchedulerOptions(OptionGroup):
                 fix="leave `batch_wait_timeout_s` out or set `batching_mode` to `static`",
             )
         self._check_chunk_size()
+        if self.max_decode_slowdown is not None and self.max_prefill_tokens_beside_decodes is not None:
+            raise self.conflict(
+                "max_decode_slowdown",
+                "max_prefill_tokens_beside_decodes",
+                why="and both say how many prompt tokens are computed beside decodes",
+                fix="leave one of them out",
+            )
         if self.use_async_scheduling and self.scheduler_policy == "prefill_first":
             raise self.conflict(
                 "use_async_scheduling",

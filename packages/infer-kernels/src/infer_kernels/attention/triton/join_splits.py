@@ -19,10 +19,8 @@ Precision: fp32.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
-
 from infer_kernels.attention.triton.online_softmax import UNSEEN
+from infer_kernels.optional_triton import tl, triton
 
 _MAXIMA = tl.constexpr(1024)  # loaded at once
 _SUMS = tl.constexpr(4096)  # elements of sums loaded at once: 32 registers of 128 threads

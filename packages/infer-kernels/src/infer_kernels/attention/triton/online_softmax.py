@@ -25,8 +25,7 @@ multiplied in full precision, not TF32. Online softmax: Milakov and Gimelshein, 
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
+from infer_kernels.optional_triton import tl, triton
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 UNSEEN = tl.constexpr(-1.0e30)  # finite, so that a row that sees no key of a tile does not become NaN

@@ -32,11 +32,9 @@ Precision: that of `online_softmax.py`; splits are joined in fp32; one rounding 
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
-
 from infer_kernels.attention.triton.join_splits import join_splits
 from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax, weighted_mean
+from infer_kernels.optional_triton import tl, triton
 
 SPLIT = 256
 """Tokens of a split, a multiple of every tile."""

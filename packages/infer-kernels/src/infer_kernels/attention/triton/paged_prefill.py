@@ -15,10 +15,8 @@ Precision: that of `online_softmax.py`, one rounding at the end.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
-
 from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax, weighted_mean
+from infer_kernels.optional_triton import tl, triton
 
 
 @triton.jit(

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, DeviceMetadata
 from infer_kernels.attention.triton.paged_decode import SPLIT, paged_decode_kernel
@@ -12,6 +11,7 @@ from infer_kernels.attention.triton.tile_configs import ConfigTable, TileConfig,
 from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
 from infer_kernels.gpu import Gpu
 from infer_kernels.integers import next_power_of_2
+from infer_kernels.optional_triton import TensorDescriptor
 
 _Caches = tuple[Tensor, Tensor, Tensor | TensorDescriptor, Tensor | TensorDescriptor]
 

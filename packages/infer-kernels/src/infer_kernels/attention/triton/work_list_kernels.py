@@ -17,11 +17,10 @@ Precision: integers. Items that do not fit the memory are left out, and not coun
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.attention.plan import DeviceMetadata
+from infer_kernels.optional_triton import tl, triton
 
 WORK_HEADER = 2
 """int32s before a list's items: their number, and one that keeps pairs aligned."""

@@ -17,9 +17,8 @@ SOURCE_FOLDER = Path(__file__).resolve().parents[1] / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, then the one of the Python package `ziglang`, which is Clang."""
 INSTALL_HINT = "install g++ or clang++, or `pip install 'infer-server[compiler]'`"
-COMMON_FLAGS = ("-std=c++17", "-O2", "-g0", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+COMMON_FLAGS = ("-std=c++17", "-O2", "-g0", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w")
 """Products are fused with sums where the sources say so and nowhere else: so all compilers make the same bits."""
-THREADS = (("-fopenmp",), ())
 AVX2 = ("avx2", "fma", "f16c")
 """Instructions that every assembler knows."""
 FLAGS = "INFER_CPU_KERNELS_FLAGS"
@@ -77,17 +76,17 @@ def _find_zig() -> str | None:
 
 
 def flag_sets() -> Iterator[tuple[str, ...]]:
-    """Yield sets of flags, to be tried in this order: not every compiler knows its own processor, or has OpenMP.
+    """Yield sets of flags, to be tried in this order: not every compiler knows its own processor.
 
     An assembler may be older than its compiler, and not know the latest instructions.
     """
     is_arm = platform.machine().lower() in ("aarch64", "arm64")
-    cpus: list[tuple[str, ...]] = [("-mcpu=native",), ("-march=native",)] if is_arm else [("-march=native",)]
+    if is_arm:
+        yield ("-mcpu=native",)
+    yield ("-march=native",)
     if set(AVX2) <= set(describe_cpu().split()):
-        cpus.append(tuple(f"-m{each}" for each in AVX2))
-    for cpu in (*cpus, ()):
-        for threads in THREADS:
-            yield (*cpu, *threads)
+        yield tuple(f"-m{each}" for each in AVX2)
+    yield ()
 
 
 def key_of(compiler: Sequence[str], extra_flags: Sequence[str]) -> str:

@@ -312,7 +312,7 @@ class Pieces {
 };
 
 template <class T, class K>
-void paged_attention(const void* arguments, Team& team, int thread) {
+void paged_attention(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Attention<T, K>*>(arguments);
     using C = typename Operand<T>::Type;
     static thread_local const std::unique_ptr<Scratch<K, C>> own(new Scratch<K, C>);
@@ -323,7 +323,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
         if (a.is_joined(seq)) num_joined += a.pieces_of(seq);
     }
     int64_t sums_size = Piece<T, K>{&a, 0, 0, 0, 1, 0, 0}.size_of_sums();
-    team.reserve(num_joined * sums_size, thread);
+    float* sums = num_joined ? team.shared(num_joined * sums_size) : nullptr;
 
     Pieces<T, K> pieces(a);
     // The next piece is taken early, to ask for its memory.
@@ -337,7 +337,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
         else if (piece.joined < 0)
             piece.compute(scratch, after);
         else
-            piece.compute_chunk(scratch, after, piece.sums_in(team.shared.data() + piece.joined * sums_size));
+            piece.compute_chunk(scratch, after, piece.sums_in(sums + piece.joined * sums_size));
     }
     if (num_joined == 0) return;
     team.barrier();
@@ -348,7 +348,7 @@ void paged_attention(const void* arguments, Team& team, int thread) {
         for (; taken < heads + a.kv_heads; taken = team.take()) {
             Piece<T, K> piece{&a, seq, taken - heads, 0, 1, 0, 0};
             auto chunk = [&](int64_t part) {
-                return piece.sums_in(team.shared.data() + (from + part * a.kv_heads + piece.head) * sums_size);
+                return piece.sums_in(sums + (from + part * a.kv_heads + piece.head) * sums_size);
             };
             for (int64_t part = 1; part < a.chunks_of(seq); part++) join(chunk(0), chunk(part), piece.rows(), piece.width());
             piece.write(chunk(0));
@@ -361,10 +361,10 @@ void paged_attention(const void* arguments, Team& team, int thread) {
 }  // namespace
 
 extern "C" {
-void paged_attention(const void* arguments, Team& team, int thread) {
-    paged_attention<Element, Element>(arguments, team, thread);
+void paged_attention(const void* arguments, Team& team) {
+    paged_attention<Element, Element>(arguments, team);
 }
-void paged_attention_int8(const void* arguments, Team& team, int thread) {
-    paged_attention<Element, int8_t>(arguments, team, thread);
+void paged_attention_int8(const void* arguments, Team& team) {
+    paged_attention<Element, int8_t>(arguments, team);
 }
 }

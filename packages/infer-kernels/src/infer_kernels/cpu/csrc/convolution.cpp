@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "state_rows.h"
 
@@ -104,6 +105,6 @@ void convolve(const void* arguments, Team& team) {
 }  // namespace
 
 extern "C" {
-void causal_convolution(const void* arguments, Team& team, int) { convolve<Element, false>(arguments, team); }
-void gated_convolution(const void* arguments, Team& team, int) { convolve<Element, true>(arguments, team); }
+void causal_convolution(const void* arguments, Team& team) { convolve<Element, false>(arguments, team); }
+void gated_convolution(const void* arguments, Team& team) { convolve<Element, true>(arguments, team); }
 }

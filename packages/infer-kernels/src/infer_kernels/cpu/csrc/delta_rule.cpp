@@ -16,6 +16,7 @@
 #include <cmath>
 #include <memory>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "state_rows.h"
 
@@ -338,5 +339,5 @@ void gated_delta_rule(const void* arguments, Team& team) {
 }  // namespace
 
 extern "C" {
-void gated_delta_rule(const void* arguments, Team& team, int) { gated_delta_rule<Element>(arguments, team); }
+void gated_delta_rule(const void* arguments, Team& team) { gated_delta_rule<Element>(arguments, team); }
 }

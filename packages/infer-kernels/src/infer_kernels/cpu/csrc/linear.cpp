@@ -19,65 +19,44 @@ struct Linear {
     int64_t outputs;
 };
 
-// Copies every `every`-th tile of a block of rows, from the one of number `tile` on.
-template <class T>
-void copy_rows(const Linear<T>& layer, T* copies, int64_t first_row, int64_t rows, int tile, int every) {
-    for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
-        if (tile-- != 0) return;
-        tile = every - 1;
-        start += first_row;
-        copy_tile<num_rows>(
-            copies + start * padded<T>(layer.inputs), INPUTS_TOGETHER<T> * num_rows,
-            [&](int64_t row) { return layer.x + (start + row) * layer.x_stride; }, layer.inputs);
-    });
-}
-
-// From so many rows on, threads share the work of arranging inputs.
-bool is_shared(int64_t rows) { return rows >= SHARED_ROWS; }
-
-// Returns memory for `count` inputs that are arranged: the team's, or this thread's own.
-template <class T>
-T* memory_for_inputs(int64_t rows, int64_t count, Team& team, int thread) {
-    static thread_local std::vector<float> own;
-    size_t needed = count * sizeof(T) / sizeof(float) + 1;
-    if (is_shared(rows))
-        team.reserve(needed, thread);
-    else if (own.size() < needed)
-        own.resize(needed);
-    return reinterpret_cast<T*>(is_shared(rows) ? team.shared.data() : own.data());
-}
-
 // Returns the inputs, tile by tile as `copy_tile` orders them.
 template <class T>
-const T* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block, Team& team, int thread) {
+const T* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block, Team& team) {
     if (rows == 1 && layer.inputs == padded<T>(layer.inputs)) return layer.x;
-    T* copies = memory_for_inputs<T>(rows, rows * padded<T>(layer.inputs), team, thread);
-    for (int64_t first = 0; first < rows; first += row_block)
-        copy_rows(layer, copies, first, std::min(row_block, rows - first), is_shared(rows) ? thread : 0,
-                  is_shared(rows) ? team.size : 1);
-    if (is_shared(rows)) team.barrier();
+    Arrangement arranged(team, rows, rows * padded<T>(layer.inputs) * sizeof(T) / sizeof(float) + 1);
+    T* copies = reinterpret_cast<T*>(arranged.memory);
+    for (int64_t block = 0; block < rows; block += row_block)
+        for_row_tiles<NARROW>(std::min(row_block, rows - block), [&](int64_t first, auto num_rows) {
+            if (!arranged.is_mine()) return;
+            first += block;
+            copy_tile<num_rows>(
+                copies + first * padded<T>(layer.inputs), INPUTS_TOGETHER<T> * num_rows,
+                [&](int64_t row) { return layer.x + (first + row) * layer.x_stride; }, layer.inputs);
+        });
+    arranged.end();
     return copies;
 }
 
 #if HAS_AMX_BF16
 // Returns the inputs where they lie, unless a row's are no multiple of what a tile holds.
-TileInputs tile_inputs(const Linear<bf16>& layer, int64_t rows, Team& team, int thread) {
+TileInputs tile_inputs(const Linear<bf16>& layer, int64_t rows, Team& team) {
     int64_t inputs = inputs_of_tiles(layer.inputs);
     if (inputs == layer.inputs) return {layer.x, layer.x_stride};
-    bf16* copies = memory_for_inputs<bf16>(rows, rows * inputs, team, thread);
-    for (int64_t row = is_shared(rows) ? thread : 0; row < rows; row += is_shared(rows) ? team.size : 1)
-        copy_tile_inputs(copies + row * inputs, layer.x + row * layer.x_stride, layer.inputs);
-    if (is_shared(rows)) team.barrier();
+    Arrangement arranged(team, rows, rows * inputs * sizeof(bf16) / sizeof(float) + 1);
+    bf16* copies = reinterpret_cast<bf16*>(arranged.memory);
+    for (int64_t row = 0; row < rows; row++)
+        if (arranged.is_mine()) copy_tile_inputs(copies + row * inputs, layer.x + row * layer.x_stride, layer.inputs);
+    arranged.end();
     return {copies, inputs};
 }
 
-void multiply_in_tiles(const Linear<bf16>& a, const Layer<bf16>& layer, Team& team, int thread) {
+void multiply_in_tiles(const Linear<bf16>& a, const Layer<bf16>& layer, Team& team) {
     constexpr int64_t CACHED_TILE_BYTES = 1 << 20;  // every CPU with tiles has 2 MiB for each core
     amx::RowTiles tiles(a.rows.count());
-    TileInputs x = tile_inputs(a, tiles.rows, team, thread);
+    TileInputs x = tile_inputs(a, tiles.rows, team);
     int64_t cached = CACHED_TILE_BYTES / (a.inputs * (int64_t)sizeof(bf16)) / (2 * amx::MOST_ROWS) * 2;
     amx::configure(tiles.height);
-    for_panels(team, thread, tiles.count, std::max<int64_t>(8, cached), (layer.outputs + PANEL - 1) / PANEL,
+    for_panels(team, tiles.count, std::max<int64_t>(8, cached), (layer.outputs + PANEL - 1) / PANEL,
                [&](int64_t panel, int64_t next, int64_t first_tile, int64_t taken) {
                    multiply_panel_in_tiles(layer, x, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_tile, taken);
                });
@@ -85,18 +64,18 @@ void multiply_in_tiles(const Linear<bf16>& a, const Layer<bf16>& layer, Team& te
 #endif
 
 template <class T>
-void linear(const void* arguments, Team& team, int thread) {
+void linear(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Linear<T>*>(arguments);
     Layer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.inputs, a.outputs};
     int64_t rows = a.rows.count();
 #if HAS_AMX_BF16
     if constexpr (std::is_same_v<T, bf16>)
-        if (amx::is_granted() && rows > 0) return multiply_in_tiles(a, layer, team, thread);
+        if (amx::is_granted() && rows > 0) return multiply_in_tiles(a, layer, team);
 #endif
     int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
     int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
-    const T* tiles = arrange_inputs(a, rows, row_block, team, thread);
-    for_panels(team, thread, rows, row_block, (layer.outputs + PANEL - 1) / PANEL,
+    const T* tiles = arrange_inputs(a, rows, row_block, team);
+    for_panels(team, rows, row_block, (layer.outputs + PANEL - 1) / PANEL,
                [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
                    multiply_panel(layer, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_row, taken);
                });
@@ -114,7 +93,7 @@ struct Pack {
 };
 
 template <class T>
-void pack(const void* arguments, Team& team, int) {
+void pack(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Pack<T>*>(arguments);
     for (int64_t panel; (panel = team.take()) < a.panels.count();) {
         for (int64_t part = 0; part < NARROW; part++) {
@@ -129,6 +108,6 @@ void pack(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void linear(const void* arguments, Team& team, int thread) { linear<Element>(arguments, team, thread); }
-void pack(const void* arguments, Team& team, int thread) { pack<Element>(arguments, team, thread); }
+void linear(const void* arguments, Team& team) { linear<Element>(arguments, team); }
+void pack(const void* arguments, Team& team) { pack<Element>(arguments, team); }
 }

@@ -19,31 +19,25 @@ struct LinearQuantized {
 
 // Returns the quantized inputs of all rows.
 template <class T>
-QuantizedRows quantize_inputs(const LinearQuantized<T>& a, int64_t rows, Team& team, int thread) {
-    static thread_local std::vector<float> own;
-    size_t needed = quantized_size(a.layout, rows);
-    bool is_shared = rows >= SHARED_ROWS;
-    if (is_shared)
-        team.reserve(needed, thread);
-    else if (own.size() < needed)
-        own.resize(needed);
-    QuantizedRows quantized = place_quantized(a.layout, rows, is_shared ? team.shared.data() : own.data());
-    for (int64_t row = is_shared ? thread : 0; row < rows; row += is_shared ? team.size : 1)
-        quantize_row(a.layout, quantized, row, a.x + row * a.x_stride);
-    if (is_shared) team.barrier();
+QuantizedRows quantize_inputs(const LinearQuantized<T>& a, int64_t rows, Team& team) {
+    Arrangement arranged(team, rows, quantized_size(a.layout, rows));
+    QuantizedRows quantized = place_quantized(a.layout, rows, arranged.memory);
+    for (int64_t row = 0; row < rows; row++)
+        if (arranged.is_mine()) quantize_row(a.layout, quantized, row, a.x + row * a.x_stride);
+    arranged.end();
     return quantized;
 }
 
 template <class T>
-void linear_quantized(const void* arguments, Team& team, int thread) {
+void linear_quantized(const void* arguments, Team& team) {
     const auto& a = *static_cast<const LinearQuantized<T>*>(arguments);
     int64_t rows = a.rows.count(), panel_bytes = a.layout.panel_bytes();
-    QuantizedRows x = quantize_inputs(a, rows, team, thread);
+    QuantizedRows x = quantize_inputs(a, rows, team);
     QuantizedProducts products(a.layout, rows);
     QuantizedLayer<T> layer{a.out, a.out_stride, a.panels, a.bias, a.outputs};
     int64_t cached = CACHED_BYTES / x.stride / MOST_QUANTIZED_ROWS * MOST_QUANTIZED_ROWS;
     int64_t row_block = std::max<int64_t>(4 * MOST_QUANTIZED_ROWS, cached);
-    for_panels(team, thread, rows, row_block, (a.outputs + PANEL - 1) / PANEL,
+    for_panels(team, rows, row_block, (a.outputs + PANEL - 1) / PANEL,
                [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
                    const uint8_t* asked = next < 0 ? nullptr : a.panels + next * panel_bytes;
                    layer.multiply(products, a.layout, x, panel, asked, first_row, taken);
@@ -110,7 +104,7 @@ void pack_scales(const PackQuantized& a, uint8_t* to, int64_t first_output, int6
     }
 }
 
-void pack_weight(const void* arguments, Team& team, int) {
+void pack_weight(const void* arguments, Team& team) {
     const auto& a = *static_cast<const PackQuantized*>(arguments);
     const QuantizedLayout& layout = a.layout;
     bool is_int8 = layout.encoding == Encoding::INT8, is_int6 = layout.encoding == Encoding::INT6;
@@ -168,7 +162,7 @@ float scale_at(ScaleType type, const uint8_t* at, int64_t output, float factor) 
 }
 
 template <class T>
-void embedding_quantized(const void* arguments, Team& team, int) {
+void embedding_quantized(const void* arguments, Team& team) {
     const auto& a = *static_cast<const EmbeddingQuantized<T>*>(arguments);
     const QuantizedLayout& layout = a.layout;
     int64_t panel_bytes = layout.panel_bytes();
@@ -213,11 +207,11 @@ void embedding_quantized(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void linear_quantized(const void* arguments, Team& team, int thread) {
-    linear_quantized<Element>(arguments, team, thread);
+void linear_quantized(const void* arguments, Team& team) {
+    linear_quantized<Element>(arguments, team);
 }
-void embedding_quantized(const void* arguments, Team& team, int thread) {
-    embedding_quantized<Element>(arguments, team, thread);
+void embedding_quantized(const void* arguments, Team& team) {
+    embedding_quantized<Element>(arguments, team);
 }
-void pack_quantized(const void* arguments, Team& team, int thread) { pack_weight(arguments, team, thread); }
+void pack_quantized(const void* arguments, Team& team) { pack_weight(arguments, team); }
 }

@@ -26,7 +26,7 @@ struct Group {
     Routing routing;
 };
 
-void group(const void* arguments, Team& team, int) {
+void group(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Group*>(arguments);
     if (team.take() > 0) return;  // one thread: counting is nothing beside the products
     int64_t pairs = a.tokens.count() * a.chosen;
@@ -133,7 +133,7 @@ void for_layers(const Products<T>& a, Team& team, Arrange arrange, Multiply mult
 }
 
 template <class T>
-void products(const void* arguments, Team& team, int) {
+void products(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Products<T>*>(arguments);
 #if HAS_AMX_BF16
     if constexpr (std::is_same_v<T, bf16>)
@@ -173,7 +173,7 @@ struct Activation {
 };
 
 template <class T>
-void activation(const void* arguments, Team& team, int) {
+void activation(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Activation<T>*>(arguments);
     float alpha = (float)a.alpha, offset = (float)a.up_offset;
     Floats limit = splat((float)a.limit);
@@ -203,7 +203,7 @@ struct Sum {
 };
 
 template <class T>
-void sum(const void* arguments, Team& team, int) {
+void sum(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Sum<T>*>(arguments);
     for_rows(team, a.tokens.count(), [&](int64_t token) {
         const int32_t* places = a.routing.place_of_pair + token * a.chosen;
@@ -222,8 +222,8 @@ void sum(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void moe_group(const void* arguments, Team& team, int thread) { group(arguments, team, thread); }
-void moe_products(const void* arguments, Team& team, int thread) { products<Element>(arguments, team, thread); }
-void moe_activation(const void* arguments, Team& team, int thread) { activation<Element>(arguments, team, thread); }
-void moe_sum(const void* arguments, Team& team, int thread) { sum<Element>(arguments, team, thread); }
+void moe_group(const void* arguments, Team& team) { group(arguments, team); }
+void moe_products(const void* arguments, Team& team) { products<Element>(arguments, team); }
+void moe_activation(const void* arguments, Team& team) { activation<Element>(arguments, team); }
+void moe_sum(const void* arguments, Team& team) { sum<Element>(arguments, team); }
 }

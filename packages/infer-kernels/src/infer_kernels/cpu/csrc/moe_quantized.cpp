@@ -21,7 +21,7 @@ struct ProductsQuantized {
 };
 
 template <class T>
-void products_quantized(const void* arguments, Team& team, int) {
+void products_quantized(const void* arguments, Team& team) {
     const auto& a = *static_cast<const ProductsQuantized<T>*>(arguments);
     static thread_local std::vector<float> own;
     size_t needed = quantized_size(a.layout, BLOCK_ROWS);
@@ -53,7 +53,7 @@ void products_quantized(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void moe_products_quantized(const void* arguments, Team& team, int thread) {
-    products_quantized<Element>(arguments, team, thread);
+void moe_products_quantized(const void* arguments, Team& team) {
+    products_quantized<Element>(arguments, team);
 }
 }

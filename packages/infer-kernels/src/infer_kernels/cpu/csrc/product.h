@@ -8,15 +8,21 @@
 
 #include <type_traits>
 
+#include "conversions.h"
 #include "unrolled.h"
-#include "vectors.h"
 
 #if defined(__AVX512F__)
-constexpr int SUMS = 24;  // vectors of sums that stay in registers
+constexpr int SUMS = 24;  // vectors of sums of a tile
 constexpr int WIDE = 4;
+constexpr int SUMS_AT_ONCE = SUMS;  // that stay in registers
+#elif defined(__aarch64__)
+constexpr int SUMS = 12;
+constexpr int WIDE = 2;
+constexpr int SUMS_AT_ONCE = SUMS / 2;
 #else
 constexpr int SUMS = 6;
 constexpr int WIDE = 2;
+constexpr int SUMS_AT_ONCE = SUMS;
 #endif
 constexpr int NARROW = 2;  // VECTORS of a dense layer's panels, whose layout is the same everywhere; attention's are WIDE
 
@@ -50,13 +56,19 @@ struct Inputs {
 static inline Floats add_pairs(Floats sum, Words weights, uint32_t inputs) {
 #if defined(__AVX512BF16__)
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int)inputs));
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bfloat16x8_t pair = (bfloat16x8_t)vdupq_n_u32(inputs);
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(sum.parts[i] = (Floats::Part)vbfdotq_f32((float32x4_t)sum.parts[i], (bfloat16x8_t)weights.parts[i], pair));
+    return sum;
 #else
     sum = add_product(sum, as_floats(weights << 16), as_floats(Words{} + (inputs << 16)));
     return add_product(sum, as_floats(weights & 0xffff0000u), as_floats(Words{} + (inputs & 0xffff0000u)));
 #endif
 }
 
-#if defined(__clang__) && !defined(__AVX512F__)
+#if defined(__clang__) && defined(__x86_64__) && !defined(__AVX512F__)
+#define ADDS_BY_PARTS 1
 // Adds the products of a vector of weights, one input, with the inputs of all rows, part by part: with AVX2 the sums, an input
 // of each row and one part of the weights are all that sixteen registers hold. Clang keeps to this order, and spills sums in
 // the other (1.8 times as long); GCC finds its own, and attention takes 1.4 times as long with this one.
@@ -70,28 +82,33 @@ ALWAYS_INLINE static inline void add_by_parts(Floats (&sums)[ROWS][VECTORS], int
         });
     });
 }
+#else
+#define ADDS_BY_PARTS 0
 #endif
 
 // Adds the products with `inputs` inputs, a multiple of INPUTS_TOGETHER. With PREFETCHES, asks for the panel `next`
 // meanwhile. Always inlined: elsewhere the sums would be in memory.
+#if defined(__aarch64__)
+#include "product_neon.h"
+#else
 template <int ROWS, int VECTORS, bool PREFETCHES = false>
 [[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<bf16> x, const bf16* panel,
                                                       int64_t inputs, const bf16* next = nullptr) {
     const bf16* at = x.first;
-    auto add_pair = [&] {
+    auto add_pair = [&]() ALWAYS_INLINE {
         Words weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load_vector<Words>(panel + 32 * i);
-        if constexpr (PREFETCHES) {
-            for (int i = 0; i < VECTORS; i++) __builtin_prefetch(next + 32 * i, 0, 2);
-            next += 32 * VECTORS;
-        }
 #pragma GCC unroll 24
         for (int row = 0; row < ROWS; row++) {
             uint32_t pair;
             std::memcpy(&pair, at + row * x.stride, 4);
 #pragma GCC unroll 4
             for (int i = 0; i < VECTORS; i++) sums[row][i] = add_pairs(sums[row][i], weights[i], pair);
+        }
+        if constexpr (PREFETCHES) {
+            for (int i = 0; i < VECTORS; i++) __builtin_prefetch(next + 32 * i, 0, 2);
+            next += 32 * VECTORS;
         }
         panel += 32 * VECTORS;
         at += x.step;
@@ -102,14 +119,15 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
     }
     if (inputs % 4) add_pair();
 }
+#endif
 
-template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
-[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel,
-                                                      int64_t inputs, const T* = nullptr) {
-    static_assert(!PREFETCHES, "only weights of bf16 are asked for ahead");
+// The same one input at a time, whose weights are `step` apart.
+template <int ROWS, int VECTORS, class T>
+ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t step,
+                                            int64_t inputs) {
     const T* at = x.first;
-    for (int64_t k = 0; k < inputs; k++, panel += 16 * VECTORS, at += x.step) {
-#if !defined(__clang__) || defined(__AVX512F__)
+    for (int64_t k = 0; k < inputs; k++, panel += step, at += x.step) {
+#if !ADDS_BY_PARTS
         Floats weights[VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++) weights[i] = load16(panel + 16 * i);
@@ -127,6 +145,19 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
         unrolled<VECTORS>([&](auto i) ALWAYS_INLINE { add_by_parts(sums, i, load16(panel + 16 * i), inputs_of_rows); });
 #endif
     }
+}
+
+template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
+[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel,
+                                                      int64_t inputs, const T* = nullptr) {
+    static_assert(!PREFETCHES, "only weights of bf16 are asked for ahead");
+    if constexpr (ROWS * VECTORS <= SUMS_AT_ONCE) return add_inputs(sums, x, panel, 16 * VECTORS, inputs);
+    unrolled<VECTORS>([&](auto vector) ALWAYS_INLINE {
+        Floats some[ROWS][1];
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE { some[row][0] = sums[row][vector]; });
+        add_inputs(some, x, panel + 16 * vector, 16 * VECTORS, inputs);
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE { sums[row][vector] = some[row][0]; });
+    });
 }
 
 // Calls `use(first, count)` for tiles of at most SUMS / VECTORS rows, as equal as possible; `count` is a constant.

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "conversions.h"
 #include "team.h"
-#include "vectors.h"
 
 namespace {
 
@@ -101,7 +101,7 @@ void prepare_head(const Prepare<T, K>& a, T* out, const T* x, const T* weight, i
 }
 
 template <class T, class K>
-void qk_norm_rope_store(const void* arguments, Team& team, int) {
+void qk_norm_rope_store(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Prepare<T, K>*>(arguments);
     int64_t heads = a.q_heads + 2 * a.kv_heads, total = a.rows.count() * heads;
     int64_t taken = std::max<int64_t>(1, total / (team.size * 4));
@@ -141,10 +141,10 @@ void qk_norm_rope_store(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void qk_norm_rope_store(const void* arguments, Team& team, int thread) {
-    qk_norm_rope_store<Element, Element>(arguments, team, thread);
+void qk_norm_rope_store(const void* arguments, Team& team) {
+    qk_norm_rope_store<Element, Element>(arguments, team);
 }
-void qk_norm_rope_store_int8(const void* arguments, Team& team, int thread) {
-    qk_norm_rope_store<Element, int8_t>(arguments, team, thread);
+void qk_norm_rope_store_int8(const void* arguments, Team& team) {
+    qk_norm_rope_store<Element, int8_t>(arguments, team);
 }
 }

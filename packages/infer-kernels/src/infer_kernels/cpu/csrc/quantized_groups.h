@@ -26,14 +26,15 @@ struct GroupScales {
     Floats minimums[2];
     Ints zeros[2];
     Beside beside;
-    int32_t zero_code;
+    int32_t zero_byte;
 
     ALWAYS_INLINE GroupScales(const QuantizedLayout& layout, const uint8_t* at, const BlockFactors& factors)
-        : beside(layout.beside), zero_code(layout.zero_code()) {
+        : beside(layout.beside), zero_byte(layout.zero_byte()) {
         read_scales(layout.scales, at, factors.scales, scales);
         const uint8_t* second = at + PANEL * layout.scale_width();
         if (beside == Beside::ZEROS)
-            for (int i = 0; i < 2; i++) zeros[i] = (Ints)widen(load_vector<Halves>(second + 32 * i));
+            for (int i = 0; i < 2; i++)
+                zeros[i] = (Ints)widen(load_vector<Halves>(second + 32 * i)) - taken_from_codes(layout.encoding);
         if (beside == Beside::MINIMUMS) read_scales(layout.scales, second, factors.minimums, minimums);
     }
 
@@ -52,8 +53,8 @@ struct GroupScales {
     Floats add_scaled(Floats total, Ints sum, int32_t x_sum, int part) const {
         if (beside == Beside::ZEROS)
             sum -= zeros[part] * x_sum;
-        else if (zero_code != 0)
-            sum -= zero_code * x_sum;
+        else if (zero_byte != 0)
+            sum -= zero_byte * x_sum;
         total = multiply_add(convert<Floats>(sum), scales[part], total);
         return beside == Beside::MINIMUMS ? multiply_add(splat(-(float)x_sum), minimums[part], total) : total;
     }

@@ -17,6 +17,8 @@ constexpr uint8_t E2M1_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 
 
 // The numbers of IQ4_NL's codes (ggml's `kvalues_iq4nl`), plus 128.
 constexpr uint8_t IQ4_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+// The same without those 128.
+constexpr uint8_t IQ4_BYTES[16] = {129, 152, 173, 191, 207, 221, 234, 246, 1, 13, 25, 38, 53, 69, 89, 113};
 
 enum class Encoding : int64_t { INT8 = 0, INT4 = 1, E2M1 = 2, INT6 = 3, IQ4 = 4 };
 
@@ -27,6 +29,16 @@ enum class ScaleType : int64_t { FLOATS = 0, HALVES = 1, BYTES = 2 };
 // What each group has beside its scales: a code of zero of its own, or a number that is taken from each product of a code
 // and the scale.
 enum class Beside : int64_t { NOTHING = 0, ZEROS = 1, MINIMUMS = 2 };
+
+// What is taken from codes before they are multiplied, where the CPU multiplies signed bytes by signed bytes alone (ARM without
+// i8mm): those of four and six bits are small enough as they are.
+constexpr int32_t taken_from_codes([[maybe_unused]] Encoding encoding) {
+#if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
+    return encoding == Encoding::INT8 || encoding == Encoding::IQ4 ? 128 : 0;
+#else
+    return 0;
+#endif
+}
 
 constexpr int64_t LINE = 64;
 constexpr int64_t BLOCK = 256;  // inputs that share a factor
@@ -64,6 +76,8 @@ struct QuantizedLayout {
             default: return 128;
         }
     }
+    // The same code as it would be multiplied.
+    int32_t zero_byte() const { return zero_code() - taken_from_codes(encoding); }
     // The codes of an output's inputs from `first` on, a multiple of 16, in the group whose codes start `at`: `count` of them,
     // at most 16 and a multiple of 8; the others mean nothing.
     Ints codes_at(const uint8_t* at, int64_t output, int64_t first, int64_t count) const {

@@ -13,7 +13,7 @@ struct OutlierProduct {
 
     OutlierProduct(const QuantizedLayout& layout, uint32_t digits, int digit)
         : digits(digits), sum(sum_of_bytes(digits)), is_second(digit == 1) {
-        start = layout.beside == Beside::ZEROS ? 0 : -layout.zero_code() * sum;
+        start = layout.beside == Beside::ZEROS ? 0 : -layout.zero_byte() * sum;
     }
 
     // Adds the product with the word at `codes` to a row's totals.
@@ -22,7 +22,7 @@ struct OutlierProduct {
         Ints begin = Ints{} + start, sums = (Ints{} + sum) << 8;
         if (is_second) sums = sums << 8;
         unrolled<NARROW>([&](auto i) ALWAYS_INLINE {
-            Ints product = add_bytes(begin, load_word<ENCODING>(codes, word, i), digits) << 8;
+            Ints product = add_bytes<ENCODING>(begin, load_word<ENCODING>(codes, word, i), digits) << 8;
             if (is_second) product = product << 8;
             if constexpr (BESIDE == Beside::ZEROS) product -= scales.zeros[i] * sums;
             totals[i] = multiply_add(convert<Floats>(product), scales.scales[i], totals[i]);

@@ -1,17 +1,20 @@
 // The product of up to 32 rows of eight bits with a panel of eight, six or four bits (see quantized.h).
 #include "amx.h"
 #include "quantized_outliers.h"
+#include "quantized_pairs.h"
 
 namespace {
 
-constexpr int MOST_ROWS = SUMS / NARROW;  // whose sums stay in registers
+constexpr int MOST_ROWS = SUMS_AT_ONCE / NARROW;  // whose sums stay in registers
 // Rows whose totals stay there too, and groups of so few inputs that the totals are needed so often that tiles of few rows are
-// faster. Twelve chains of sums hide what one addition takes, eight just do.
+// faster. Twelve chains of sums hide what one addition takes, eight just do; tiles of the fewest rows have two for each sum.
 #if defined(__AVX512F__)
 constexpr int FEW_ROWS = MOST_ROWS / 2;
+constexpr int CHAINED_ROWS = 3;
 constexpr int64_t SMALL_GROUP = 64;
 #else
 constexpr int FEW_ROWS = MOST_ROWS / 3;
+constexpr int CHAINED_ROWS = 1;
 constexpr int64_t SMALL_GROUP = 0;
 #endif
 constexpr int64_t TILED_ROWS = 8;  // from so many rows on, matrix instructions are faster where a CPU has them
@@ -111,13 +114,13 @@ void multiply_small_groups(const QuantizedLayout& layout, const uint8_t* panel, 
 template <Encoding ENCODING, int ROWS>
 void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next, const QuantizedRows& x,
                    int64_t first_row, float* out) {
-    constexpr int CHAINS = ROWS <= 3 ? 2 : 1;  // of whole numbers, whose order does not matter
+    constexpr int CHAINS = ROWS <= CHAINED_ROWS ? 2 : 1;  // of whole numbers, whose order does not matter
     int64_t groups = layout.groups();
     const int8_t* rows = x.codes + first_row * x.stride;
     Floats totals[ROWS][NARROW];
     unrolled<ROWS * NARROW>([&](auto i) ALWAYS_INLINE { totals[i / NARROW][i % NARROW] = Floats{}; });
     BlockFactors factors;
-    bool has_zero = ROWS <= FEW_ROWS && layout.beside != Beside::ZEROS && layout.zero_code() != 0;
+    bool has_zero = ROWS <= FEW_ROWS && layout.beside != Beside::ZEROS && layout.zero_byte() != 0;
     for (int64_t group = 0; group < groups; group++) {
         panel = factors.read(layout, group, panel);
         const int32_t* x_sums = x.sums + first_row * groups + group;
@@ -136,7 +139,7 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
                 uint32_t inputs;
                 std::memcpy(&inputs, at + row * x.stride + first, 4);
                 unrolled<NARROW>([&](auto i) ALWAYS_INLINE {
-                    sums[chain][row][i] = add_bytes(sums[chain][row][i], weights[i], inputs);
+                    sums[chain][row][i] = add_bytes<ENCODING>(sums[chain][row][i], weights[i], inputs);
                 });
             });
         };
@@ -207,6 +210,16 @@ void multiply_rows(const QuantizedLayout& layout, const uint8_t* panel, const ui
 template <Encoding ENCODING>
 void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next,
                            const QuantizedRows& x, int64_t first_row, int64_t rows, float* sums) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    for_row_tiles<SUMS / 6>(rows, [&](int64_t start, auto num_rows) {
+        const uint8_t* asked = start + num_rows == rows ? next : nullptr;
+        float* to = sums + start * PANEL;
+        if constexpr (num_rows == 1)
+            multiply_rows<ENCODING, 1>(layout, panel, asked, x, first_row + start, to);
+        else
+            multiply_pairs<ENCODING, (num_rows + 1) / 2>(layout, panel, asked, x, first_row + start, num_rows, to);
+    });
+#else
     auto multiply = [&](int64_t start, auto num_rows) {
         const uint8_t* asked = start + num_rows == rows ? next : nullptr;
 #if HAS_SHORT_SUMS
@@ -220,9 +233,10 @@ void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, 
     // Weights of other encodings have small groups; tiles of many rows for them would take long to compile.
     constexpr bool IS_ALWAYS_SMALL = SMALL_GROUP > 0 && ENCODING != Encoding::INT8 && ENCODING != Encoding::INT4;
     if constexpr (!IS_ALWAYS_SMALL) {
-        if (layout.group_size > SMALL_GROUP || layout.groups() == 1) return for_row_tiles<NARROW>(rows, multiply);
+        if (layout.group_size > SMALL_GROUP || layout.groups() == 1) return for_row_tiles<SUMS / MOST_ROWS>(rows, multiply);
     }
     for_row_tiles<SUMS / FEW_ROWS>(rows, multiply);
+#endif
 }
 
 #if HAS_AMX_INT8

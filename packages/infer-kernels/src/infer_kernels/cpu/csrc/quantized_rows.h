@@ -71,9 +71,14 @@ static inline QuantizedRows place_quantized(const QuantizedLayout& layout, int64
 }
 
 static inline int32_t total(Ints values) {
+#if defined(__aarch64__)
+    auto parts = values.parts;
+    return vaddvq_s32((int32x4_t)(parts[0] + parts[1] + (parts[2] + parts[3])));
+#else
     int32_t total = 0;
     for (int i = 0; i < 16; i++) total += values[i];
     return total;
+#endif
 }
 
 static inline bool has_any(Ints values) {
@@ -220,6 +225,6 @@ static inline void quantize_row(const QuantizedLayout& layout, const QuantizedRo
             sums[group] = total;
         }
     }
-    int32_t zero = layout.beside == Beside::ZEROS ? 0 : layout.zero_code();
+    int32_t zero = layout.beside == Beside::ZEROS ? 0 : layout.zero_byte();
     for (group = 0; group < groups; group++) to.starts[row * groups + group] = -zero * sums[group];
 }

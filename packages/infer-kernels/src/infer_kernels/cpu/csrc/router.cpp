@@ -1,4 +1,5 @@
 // The router of a mixture of experts: the experts of a token's largest logits, and their weights.
+#include "conversions.h"
 #include "exponentials.h"
 #include "team.h"
 
@@ -32,7 +33,7 @@ float sum_of_exps(const T* values, int64_t count, float largest) {
 }
 
 template <class T>
-void router(const void* arguments, Team& team, int) {
+void router(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Router<T>*>(arguments);
     for_rows(team, a.tokens.count(), [&](int64_t token) {
         const T* logits = a.logits + token * a.stride;
@@ -62,5 +63,5 @@ void router(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void router(const void* arguments, Team& team, int thread) { router<Element>(arguments, team, thread); }
+void router(const void* arguments, Team& team) { router<Element>(arguments, team); }
 }

@@ -1,6 +1,7 @@
 // What touches one row at a time: embeddings, norms with their residual addition or a gate, gated activations, gates.
 #include <cmath>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "team.h"
 
@@ -74,7 +75,7 @@ void norm_head(const Norm<T>& a, int64_t row, int64_t head) {
 }
 
 template <class T>
-void norm(const void* arguments, Team& team, int) {
+void norm(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Norm<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         for (int64_t head = 0; head < a.heads; head++) norm_head(a, row, head);
@@ -95,7 +96,7 @@ struct Gated {
 };
 
 template <class T>
-void gated(const void* arguments, Team& team, int) {
+void gated(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Gated<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         const T* gate = a.gates + row * a.gates_stride;
@@ -126,7 +127,7 @@ struct GatedNorm {
 };
 
 template <class T>
-void gated_norm(const void* arguments, Team& team, int) {
+void gated_norm(const void* arguments, Team& team) {
     const auto& a = *static_cast<const GatedNorm<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         for (int64_t head = 0; head < a.heads; head++) {
@@ -159,7 +160,7 @@ struct NormOfGated {
 };
 
 template <class T>
-void norm_of_gated(const void* arguments, Team& team, int) {
+void norm_of_gated(const void* arguments, Team& team) {
     const auto& a = *static_cast<const NormOfGated<T>*>(arguments);
     static thread_local std::vector<float> gated;
     gated.resize((a.size + 15) / 16 * 16);
@@ -197,7 +198,7 @@ struct SigmoidGate {
 };
 
 template <class T>
-void sigmoid_gate(const void* arguments, Team& team, int) {
+void sigmoid_gate(const void* arguments, Team& team) {
     const auto& a = *static_cast<const SigmoidGate<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         const T* x = a.x + row * a.x_stride;
@@ -230,7 +231,7 @@ struct Embedding {
 };
 
 template <class T>
-void embedding(const void* arguments, Team& team, int) {
+void embedding(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Embedding<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
         int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
@@ -252,10 +253,10 @@ void embedding(const void* arguments, Team& team, int) {
 }  // namespace
 
 extern "C" {
-void norm(const void* arguments, Team& team, int thread) { norm<Element>(arguments, team, thread); }
-void gated(const void* arguments, Team& team, int thread) { gated<Element>(arguments, team, thread); }
-void gated_norm(const void* arguments, Team& team, int thread) { gated_norm<Element>(arguments, team, thread); }
-void norm_of_gated(const void* arguments, Team& team, int thread) { norm_of_gated<Element>(arguments, team, thread); }
-void sigmoid_gate(const void* arguments, Team& team, int thread) { sigmoid_gate<Element>(arguments, team, thread); }
-void embedding(const void* arguments, Team& team, int thread) { embedding<Element>(arguments, team, thread); }
+void norm(const void* arguments, Team& team) { norm<Element>(arguments, team); }
+void gated(const void* arguments, Team& team) { gated<Element>(arguments, team); }
+void gated_norm(const void* arguments, Team& team) { gated_norm<Element>(arguments, team); }
+void norm_of_gated(const void* arguments, Team& team) { norm_of_gated<Element>(arguments, team); }
+void sigmoid_gate(const void* arguments, Team& team) { sigmoid_gate<Element>(arguments, team); }
+void embedding(const void* arguments, Team& team) { embedding<Element>(arguments, team); }
 }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "conversions.h"
 #include "exponentials.h"
 #include "state_rows.h"
 
@@ -179,5 +180,5 @@ void mamba2_scan(const void* arguments, Team& team) {
 }  // namespace
 
 extern "C" {
-void mamba2_scan(const void* arguments, Team& team, int) { mamba2_scan<Element>(arguments, team); }
+void mamba2_scan(const void* arguments, Team& team) { mamba2_scan<Element>(arguments, team); }
 }

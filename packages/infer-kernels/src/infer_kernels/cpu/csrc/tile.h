@@ -45,8 +45,8 @@ inline Words load_value_words(const T* const (&values)[TILE], int key, int64_t a
     if constexpr (sizeof(C) == 4) {
         return (Words)load16(values[key] + at);
     } else if constexpr (std::is_same_v<T, bf16>) {
-        Words low = widen(load_vector<Halves>(values[key] + at)), high = widen(load_vector<Halves>(values[key + 1] + at));
-        return low | high << 16;
+        Words low = widen(load_vector<Halves>(values[key] + at)), high = widen_upper(load_vector<Halves>(values[key + 1] + at));
+        return low | high;
     } else {
         return bf16_pairs(widen_codes(values[key] + at), widen_codes(values[key + 1] + at));
     }

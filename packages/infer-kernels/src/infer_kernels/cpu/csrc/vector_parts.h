@@ -71,6 +71,7 @@ struct Sixteen {
     OPERATION(/)
     OPERATION(&)
     OPERATION(|)
+    OPERATION(^)
 #undef OPERATION
 #define SHIFT(SIGN)                                            \
     friend Sixteen operator SIGN(Sixteen a, int places) {      \

@@ -1,4 +1,4 @@
-// Vectors of sixteen floats on any instruction set, and how numbers of each dtype become floats and back.
+// Vectors of sixteen floats on any instruction set.
 //
 // GCC's and Clang's vector extensions make one AVX512 instruction of each operation; vector_parts.h makes two of AVX2, or four
 // of NEON. Only what they cannot express well has a form for an instruction set.
@@ -25,14 +25,6 @@ typedef Sixteen<int32_t> Ints;
 typedef Sixteen<uint32_t> Words;
 typedef Sixteen<uint16_t> Halves;
 #endif
-
-struct bf16 {
-    uint16_t bits;
-};
-struct fp16 {
-    uint16_t bits;
-};
-using Element = ELEMENT;  // what this library computes: float, bf16 or fp16
 
 template <class V>
 static inline V load_vector(const void* at) {
@@ -62,7 +54,9 @@ static inline Floats as_floats(Words bits) { return (Floats)bits; }
 static inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
 static inline Ints choose(Ints condition, Ints yes, Ints no) { return condition ? yes : no; }
 template <class To, class V>
-static inline To convert(V from) { return __builtin_convertvector(from, To); }
+static inline To convert(V from) {
+    return __builtin_convertvector(from, To);
+}
 #endif
 static inline Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
@@ -75,7 +69,9 @@ static inline Floats maximum(Floats a, Floats b) {
 // sum + a * b, in one rounding where the CPU has that. Written wherever a sum takes a product: left to themselves compilers
 // fuse different ones, or none.
 #if defined(__AVX512F__)
-static inline Floats add_product(Floats sum, Floats a, Floats b) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+}
 #else
 static inline Floats::Part add_product(Floats::Part sum, Floats::Part a, Floats::Part b) {
 #if defined(__FMA__) && defined(__AVX2__)
@@ -115,8 +111,22 @@ static inline Words widen(Halves halves) {
     __m256i both = (__m256i)halves.parts[0];
     return {(Words::Part)_mm256_cvtepu16_epi32(_mm256_castsi256_si128(both)),
             (Words::Part)_mm256_cvtepu16_epi32(_mm256_extracti128_si256(both, 1))};
+#elif defined(__aarch64__)
+    uint16x8_t low = (uint16x8_t)halves.parts[0], high = (uint16x8_t)halves.parts[1];
+    return {(Words::Part)vmovl_u16(vget_low_u16(low)), (Words::Part)vmovl_high_u16(low),
+            (Words::Part)vmovl_u16(vget_low_u16(high)), (Words::Part)vmovl_high_u16(high)};
 #else
     return convert<Words>(halves);
+#endif
+}
+// The halves as upper ones.
+static inline Words widen_upper(Halves halves) {
+#if defined(__aarch64__)
+    uint16x8_t low = (uint16x8_t)halves.parts[0], high = (uint16x8_t)halves.parts[1], zeros{};
+    return {(Words::Part)vzip1q_u16(zeros, low), (Words::Part)vzip2q_u16(zeros, low),
+            (Words::Part)vzip1q_u16(zeros, high), (Words::Part)vzip2q_u16(zeros, high)};
+#else
+    return widen(halves) << 16;
 #endif
 }
 static inline Halves narrow(Words words) {
@@ -125,119 +135,22 @@ static inline Halves narrow(Words words) {
 #elif defined(__AVX2__)
     __m256i low = (__m256i)(words.parts[0] & 0xffff), high = (__m256i)(words.parts[1] & 0xffff);
     return {(Halves::Part)_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0b11011000)};
+#elif defined(__aarch64__)
+    auto lower = [](Words::Part a, Words::Part b) { return (Halves::Part)vuzp1q_u16((uint16x8_t)a, (uint16x8_t)b); };
+    return {lower(words.parts[0], words.parts[1]), lower(words.parts[2], words.parts[3])};
 #else
     return convert<Halves>(words);
 #endif
 }
-
-static inline Floats load16(const float* at) { return load_vector<Floats>(at); }
-
-static inline Floats load16(const bf16* at) {
-    return as_floats(widen(load_vector<Halves>(at)) << 16);
-}
-
-static inline float fp16_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, bits;
-    if (rest >= 0x7c00) {
-        bits = 0x7f800000 | (rest & 0x3ff) << 13;
-    } else if (rest >= 0x400) {
-        bits = (rest << 13) + 0x38000000;
-    } else {  // a denormal number: rest * 2^-24
-        float value = (float)rest * 5.9604644775390625e-8f;
-        std::memcpy(&bits, &value, 4);
-    }
-    bits |= sign;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-static inline Floats load16(const fp16* at) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
-#elif defined(__AVX2__) && defined(__F16C__)
-    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at + 1))};
+// The upper halves of words.
+static inline Halves narrow_upper(Words words) {
+#if defined(__aarch64__)
+    auto upper = [](Words::Part a, Words::Part b) { return (Halves::Part)vuzp2q_u16((uint16x8_t)a, (uint16x8_t)b); };
+    return {upper(words.parts[0], words.parts[1]), upper(words.parts[2], words.parts[3])};
 #else
-    float values[16];
-    for (int i = 0; i < 16; i++) values[i] = fp16_to_float(at[i].bits);
-    return load_vector<Floats>(values);
+    return narrow(words >> 16);
 #endif
 }
-
-static inline float to_float(float x) { return x; }
-static inline float to_float(bf16 x) {
-    uint32_t bits = (uint32_t)x.bits << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-static inline float to_float(fp16 x) { return fp16_to_float(x.bits); }
-
-static inline void store16(float* at, Floats value) { store_vector(at, value); }
-
-// The nearest bf16 numbers, ties to even, as the upper halves of words; NaN stays NaN.
-static inline Words round_to_bf16(Floats value) {
-    Words bits = (Words)value;
-    Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return (Words)choose(value == value, (Floats)rounded, (Floats)(bits | 0x400000));
-}
-
-static inline void store16(bf16* at, Floats value) {
-#if defined(__AVX512BF16__)
-    store_vector(at, _mm512_cvtneps_pbh((__m512)value));  // numbers below 2^-126 become 0
-#else
-    store_vector(at, narrow(round_to_bf16(value) >> 16));
-#endif
-}
-
-static inline uint16_t float_to_fp16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-    if (rest > 0x7f800000) return sign | 0x7e00;
-    if (rest >= 0x477ff000) return sign | 0x7c00;
-    if (rest < 0x38800000) {  // smaller than the least normal number: adding 0.5 rounds to multiples of 2^-24
-        float value;
-        std::memcpy(&value, &rest, 4);
-        value += 0.5f;
-        std::memcpy(&rest, &value, 4);
-        return sign | (rest - 0x3f000000);
-    }
-    rest += 0xfff + (rest >> 13 & 1);
-    return sign | (rest - 0x38000000) >> 13;
-}
-
-static inline void store16(fp16* at, Floats value) {
-#if defined(__AVX512F__)
-    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__AVX2__) && defined(__F16C__)
-    for (int half = 0; half < 2; half++)
-        _mm_storeu_si128((__m128i*)at + half, _mm256_cvtps_ph(value.parts[half], _MM_FROUND_TO_NEAREST_INT));
-#else
-    for (int i = 0; i < 16; i++) at[i].bits = float_to_fp16(value[i]);
-#endif
-}
-
-// Sixteen codes as words, whose lower halves are those of even places; two of each word become a pair of bf16. Codes are
-// whole numbers up to 127, which bf16 has exactly.
-static inline Words bf16_pairs(Ints low, Ints high) {
-    Words low_bits = (Words)convert<Floats>(low), high_bits = (Words)convert<Floats>(high);
-    return low_bits >> 16 | (high_bits & 0xffff0000u);
-}
-
-static inline Ints widen_codes(const int8_t* at) {
-#if defined(__AVX512F__)
-    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at));
-#elif defined(__AVX2__)
-    return {(Ints::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)),
-            (Ints::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(at + 8)))};
-#else
-    int32_t codes[16];
-    for (int i = 0; i < 16; i++) codes[i] = at[i];
-    return load_vector<Ints>(codes);
-#endif
-}
-static inline Ints widen_codes(const uint8_t* at) { return widen_codes((const int8_t*)at) & 255; }
 
 // The nearest whole number, ties to even.
 static inline Floats nearest_whole(Floats value) {
@@ -246,66 +159,15 @@ static inline Floats nearest_whole(Floats value) {
 #elif defined(__AVX2__)
     return {_mm256_round_ps(value.parts[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
             _mm256_round_ps(value.parts[1], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+#elif defined(__aarch64__)
+    constexpr int PARTS = Floats::PARTS;
+    FOR_PARTS(value.parts[i] = (Floats::Part)vrndnq_f32((float32x4_t)value.parts[i]));
+    return value;
 #else
     float values[16];
     for (int i = 0; i < 16; i++) values[i] = __builtin_nearbyintf(value[i]);
     return load_vector<Floats>(values);
 #endif
-}
-
-// Stores sixteen whole numbers of -128 to 127 as bytes.
-static inline void store_bytes(int8_t* at, Ints values) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8((__m512i)values));
-#elif defined(__AVX2__)
-    __m256i halves = _mm256_packs_epi32((__m256i)values.parts[0], (__m256i)values.parts[1]);
-    halves = _mm256_permute4x64_epi64(halves, 0b11011000);
-    _mm_storeu_si128((__m128i*)at, _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
-#else
-    for (int i = 0; i < 16; i++) at[i] = (int8_t)values[i];
-#endif
-}
-
-// Whole numbers up to 127 as codes, the first `count` of sixteen.
-static inline void store_codes(int8_t* at, Floats value, int64_t count) {
-    int8_t codes[16];
-    store_bytes(codes, convert<Ints>(value));
-    std::memcpy(at, codes, count < 16 ? count : 16);
-}
-
-static inline Floats load16(const int8_t* at) { return convert<Floats>(widen_codes(at)); }
-
-// The first `count` of sixteen; the others are zeros.
-template <class T>
-static inline Floats load_some(const T* at, int64_t count) {
-    if (count >= 16) return load16(at);
-    T padded[16] = {};
-    std::memcpy(padded, at, count * sizeof(T));
-    return load16(padded);
-}
-
-template <class T>
-static inline void store_some(T* at, Floats value, int64_t count) {
-    if (count >= 16) return store16(at, value);
-    T padded[16];
-    store16(padded, value);
-    std::memcpy(at, padded, count * sizeof(T));
-}
-
-// As if it had been stored and loaded: the rounding points of an unfused computation.
-template <class T>
-static inline Floats rounded(Floats value) {
-    T stored[16];
-    store16(stored, value);
-    return load16(stored);
-}
-template <>
-inline Floats rounded<float>(Floats value) {
-    return value;
-}
-template <>
-inline Floats rounded<bf16>(Floats value) {
-    return as_floats(round_to_bf16(value) & 0xffff0000u);
 }
 
 // Transposes 16 rows of 16 words, by exchanging ever smaller blocks off the diagonal.
@@ -344,36 +206,6 @@ static inline void transpose(Words (&rows)[16]) {
     EXCHANGE(1)
 #endif
 #undef EXCHANGE
-}
-
-// One word holds two inputs of bf16, or one of fp32.
-static inline Words load_words(const bf16* at, int64_t count) {
-    if (count >= 32) return load_vector<Words>(at);
-    bf16 padded[32] = {};
-    std::memcpy(padded, at, count * sizeof(bf16));
-    return load_vector<Words>(padded);
-}
-static inline Words load_words(const float* at, int64_t count) { return (Words)load_some(at, count); }
-static inline Words load_words(const fp16* at, int64_t count) { return (Words)load_some(at, count); }
-
-// The same of codes: as floats, or as pairs of bf16.
-template <class C>
-static inline Words load_words_as(const int8_t* at, int64_t count) {
-    if constexpr (sizeof(C) == 4) {
-        return (Words)load_some(at, count);
-    } else {
-        int8_t padded[32] = {};
-        if (count < 32) {
-            std::memcpy(padded, at, count);
-            at = padded;
-        }
-        Ints pairs = (Ints)widen(load_vector<Halves>(at));
-        return bf16_pairs(pairs << 24 >> 24, pairs << 16 >> 24);
-    }
-}
-template <class C, class T>
-static inline Words load_words_as(const T* at, int64_t count) {
-    return load_words(at, count);
 }
 
 // Sums and maxima of the sixteen, always in this order: each with that 8, then 4, 2 and 1 places away.

@@ -18,8 +18,6 @@ one with NaN or infinity gives NaN.
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.dispatch import TRITON_DEVICES
@@ -27,6 +25,7 @@ from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.quantized.join_splits import join_splits_triton
 from infer_kernels.linear.quantized.quantized_tiles import choose_fp8_tile, choose_splits
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _FP8_MAX = 448.0

@@ -25,8 +25,6 @@ input to the last by one program.
 from functools import partial
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,6 +33,7 @@ from infer_kernels.linear.quantized.join_splits import join_partials, join_split
 from infer_kernels.linear.quantized.quantized_tiles import choose_quantized_tile, choose_splits
 from infer_kernels.linear.reference import linear_reference
 from infer_kernels.linear.row_tiles import multiply_row_tiles
+from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
