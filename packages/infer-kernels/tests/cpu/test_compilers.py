@@ -45,14 +45,9 @@ def checksums(dtype: str, flags: str, command: str | None = None) -> list[str]:
     return [first.partition(", compiled by")[0], *lines]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    ("dtype", "flags"),
-    [
-        pytest.param(dtype, flags, marks=[] if (dtype, flags) == ("float32", "") else pytest.mark.full)
-        for dtype, flags in product(ELEMENTS, FLAGS)
-    ],
-)
+@pytest.mark.parametrize(("dtype", "flags"), [*product(ELEMENTS, FLAGS)])
 @pytest.mark.parametrize("compiler", [*compilers.COMPILERS, "ziglang"])
 def test_kernels_of_all_compilers_have_the_same_bits(compiler: str, dtype: str, flags: str) -> None:
     command = command_of(compiler)
