@@ -49,7 +49,7 @@ LARGE_FOLDERS: dict[str, int] = {
 
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 30_900,
-    "packages/infer-kernels/tests": 14_700,
+    "packages/infer-kernels/tests": 14_900,
     "packages/infer-models/src": 20_500,
     "packages/infer-models/tests": 10_600,
     "packages/infer-cache/src": 2_430,
