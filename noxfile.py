@@ -244,6 +244,7 @@ CPU_KERNEL_SOURCES = "packages/infer-kernels/src/infer_kernels/cpu/csrc"
 
 EMULATED_AMX = "-DINFER_EMULATED_AMX=1"
 AMX_INSTRUCTIONS = "-mamx-tile -mamx-bf16 -mamx-int8"
+AVX_VNNI = f"-march=x86-64-v3 -include {Path('packages/infer-kernels/tests/avx_vnni.h').resolve()}"
 
 
 @nox.session
@@ -252,6 +253,7 @@ AMX_INSTRUCTIONS = "-mamx-tile -mamx-bf16 -mamx-int8"
     [
         nox.param("-march=x86-64-v4", id="x86-64-v4"),
         nox.param("-march=x86-64-v3", id="x86-64-v3"),
+        nox.param(AVX_VNNI, id="avx-vnni"),
         nox.param("-march=x86-64", id="x86-64"),
         nox.param("-mno-amx-bf16", id="without-amx"),
         nox.param(EMULATED_AMX, id="emulated-amx"),
@@ -261,12 +263,15 @@ AMX_INSTRUCTIONS = "-mamx-tile -mamx-bf16 -mamx-int8"
 def instruction_sets(session: nox.Session, flags: str) -> None:
     """The C++ kernels compiled for less than this CPU has, down to any x86-64, and for AMX, which is emulated.
 
+    `avx-vnni` is what Intel's CPUs without AVX512 have since 2021: its one instruction is computed in C++.
     `emulated-amx` computes matrix instructions in C++. `trapped-amx` runs the machine code of a CPU with AMX, whose
     instructions trap here and are computed by a signal handler.
     """
     cpu = Path("/proc/cpuinfo").read_text()
     if flags in ("-march=x86-64-v4", "-march=x86-64-v3") and " avx512vl " not in cpu:
         session.skip("this CPU has no AVX512: `tests` runs what it has")
+    if flags == AVX_VNNI and " avx2 " not in cpu:
+        session.skip("this CPU has no AVX2")
     has_amx = " amx_bf16 " in cpu
     if flags == AMX_INSTRUCTIONS and has_amx:
         session.skip("this CPU has AMX: `tests` runs its instructions")
@@ -285,6 +290,14 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
     session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
     options += ("-k", "not pytorch")  # plain PyTorch computes without the kernels
     run_tests(session, "-m", "not full", *options, *INSTRUCTION_SET_TESTS, env=env)
+
+
+@nox.session
+def compilers(session: nox.Session) -> None:
+    """The C++ kernels by each compiler that is installed, and by that of `ziglang`: the same bits in all dtypes."""
+    sync(session, "--package", "infer-kernels", "--group", "test", "--extra", "compiler")
+    session.run(*HAS_CPU_KERNELS)  # without them the tests would be skipped
+    session.run(*PYTEST, "packages/infer-kernels/tests/cpu/test_compilers.py", *session.posargs, env=TEST_ENV)
 
 
 WITHOUT_CPU_KERNELS_TESTS = [

@@ -17,7 +17,8 @@ SOURCE_FOLDER = Path(__file__).resolve().parents[1] / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, then the one of the Python package `ziglang`, which is Clang."""
 INSTALL_HINT = "install g++ or clang++, or `pip install 'infer-server[compiler]'`"
-COMMON_FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-shared", "-w")
+COMMON_FLAGS = ("-std=c++17", "-O2", "-g0", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+"""Products are fused with sums where the sources say so and nowhere else: so all compilers make the same bits."""
 THREADS = (("-fopenmp",), ())
 AVX2 = ("avx2", "fma", "f16c")
 """Instructions that every assembler knows."""

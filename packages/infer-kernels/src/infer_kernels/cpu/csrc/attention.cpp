@@ -239,8 +239,8 @@ struct Piece {
             T* out = a->out + offset(row, a->out_stride_token, a->out_stride_head);
             float total = sum(load_vector<Floats>(sums.totals + 16 * row));
             if (a->sinks) {
-                float sink = to_float(a->sinks[head * a->group() + row % a->group()]) * LOG2_E;
-                total += exp2_16(splat(sink - sums.largest[row]))[0];
+                float sink = to_float(a->sinks[head * a->group() + row % a->group()]);
+                total += exp2_16(add_product(-sums.largest[row], splat(sink), splat(LOG2_E)))[0];
             }
             for (int64_t i = 0; i < a->head_dim; i += 16)
                 store16(out + i, load_vector<Floats>(sums.values + row * width() + i) / total);

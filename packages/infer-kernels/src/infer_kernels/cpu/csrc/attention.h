@@ -75,7 +75,7 @@ struct Sums {
 // Multiplies all of a row's sums, [size], and adds what is `after` times those of `later`.
 inline void combine(float* sums, float factor, const float* later, float after, int64_t size) {
     for (int64_t i = 0; i < size; i += 16)
-        store_vector(sums + i, load_vector<Floats>(sums + i) * factor + load_vector<Floats>(later + i) * after);
+        store_vector(sums + i, add_product(load_vector<Floats>(sums + i) * factor, load_vector<Floats>(later + i), after));
 }
 
 // Adds the later `chunk` to `all`, for `rows` rows.

@@ -69,7 +69,7 @@ void convolve_block(const Convolution<T>& a, Block& block, int64_t first, int64_
                 if (IS_GATED) input = rounded<T>(input * load_some(x + 2 * a.channels + i, left));
                 store_vector(window[before] + i, input);
                 for (int64_t tap = 0; tap < width; tap++)
-                    y += load_vector<Floats>(window[tap] + i) * load_vector<Floats>(block.taps[tap] + i);
+                    y = add_product(y, load_vector<Floats>(window[tap] + i), load_vector<Floats>(block.taps[tap] + i));
                 if (a.bias) y += load_some(a.bias + first + i, left);
                 if (a.has_silu) {
                     y = rounded<T>(y);

@@ -314,7 +314,7 @@ struct Piece {
         for (int64_t part = 0; part < 2; part++) {
             const int64_t i = 16 * part;
             Floats difference = (some(value, i) - sums.by_key[part] * (decay * token.key_scale)) * beta;
-            Floats o = sums.by_query[part] * (decay * token.query_scale) + difference * token.key_by_query;
+            Floats o = add_product(difference * token.key_by_query, sums.by_query[part], decay * token.query_scale);
             if (i < columns()) store_some(out + i, o, columns() - i);
             delta.parts[part] = difference * token.key_scale;
         }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "product.h"
+#include "unrolled.h"
 
 constexpr int PANEL = 16 * NARROW;
 constexpr int TILE_ROWS = SUMS / NARROW;
@@ -75,7 +76,8 @@ static inline void multiply_panel(const Layer<T>& layer, const T* tiles, int64_t
         constexpr int64_t together = INPUTS_TOGETHER<T>;
         Inputs<T> inputs{tiles + start * padded<T>(layer.inputs), together, together * num_rows};
         add_product<num_rows, NARROW, prefetches>(sums, inputs, weights, padded<T>(layer.inputs), next);
-        for (int row = 0; row < num_rows; row++) outputs.store(start + row, sums[row][0], sums[row][1]);
+        // Clang keeps arrays in memory whose places it does not know.
+        unrolled<num_rows>([&](auto row) ALWAYS_INLINE { outputs.store(start + row, sums[row][0], sums[row][1]); });
     };
     for_row_tiles<NARROW>(rows, [&](int64_t start, auto num_rows) {
         if constexpr (2 * num_rows >= TILE_ROWS && INPUTS_TOGETHER<T> > 1) {  // as the tiles of several are

@@ -212,7 +212,8 @@ void sum(const void* arguments, Team& team, int) {
             Floats total{};
             if (!is_whole) total = splat(__builtin_nanf(""));  // a step that is replayed cannot raise an error
             for (int64_t k = 0; k < a.chosen && is_whole; k++)
-                total += load_some(a.products + places[k] * a.hidden + i, a.hidden - i) * a.weights[token * a.chosen + k];
+                total = add_product(total, load_some(a.products + places[k] * a.hidden + i, a.hidden - i),
+                                    a.weights[token * a.chosen + k]);
             store_some(a.out + token * a.out_stride + i, total, a.hidden - i);
         }
     });

@@ -73,7 +73,7 @@ void prepare_head(const Prepare<T, K>& a, T* out, const T* x, const T* weight, i
     Floats squares{};
     for (int64_t i = 0; i < size; i += 16) {
         Floats values = load_some(x + i, size - i);
-        squares += values * values;
+        squares = add_product(squares, values, values);
         store_vector(head + i, values);
     }
     if (weight) {
@@ -94,8 +94,8 @@ void prepare_head(const Prepare<T, K>& a, T* out, const T* x, const T* weight, i
         int64_t left = half - i;
         Floats first = load_some(head + i, left), second = load_some(head + half + i, left);
         Floats c = load_some(cos + i, left), s = load_some(sin + i, left);
-        store_some(out + i, first * c - second * s, left);
-        store_some(out + half + i, second * c + first * s, left);
+        store_some(out + i, add_product(first * c, -second, s), left);
+        store_some(out + half + i, add_product(second * c, first, s), left);
     }
     for (int64_t i = a.rotary_dim; i < size; i += 16) store_some(out + i, load_some(head + i, size - i), size - i);
 }

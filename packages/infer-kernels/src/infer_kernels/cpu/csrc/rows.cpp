@@ -37,7 +37,7 @@ float inverse_norm(const T* x, int64_t size, double eps) {
     Floats squares{};
     for (int64_t i = 0; i < size; i += 16) {
         Floats values = load_some(x + i, size - i);
-        squares += values * values;
+        squares = add_product(squares, values, values);
     }
     return 1.0f / std::sqrt(sum(squares) / (float)size + (float)eps);
 }

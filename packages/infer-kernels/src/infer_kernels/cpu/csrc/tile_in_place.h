@@ -20,7 +20,7 @@ inline Floats add_word(Floats sum, Words word, const C* input) {
         std::memcpy(&pair, input, 4);
         return add_pairs(sum, word, pair);
     } else {
-        return sum + as_floats(word) * *input;
+        return add_product(sum, as_floats(word), *input);
     }
 }
 

@@ -48,15 +48,13 @@ static inline void store_vector(void* at, V value) {
 #endif
 }
 
-static inline Floats splat(float value) { return Floats{} + value; }
+static inline Floats splat(float value) { return value - Floats{}; }  // minus: a compiler may leave that out, as -0 stays -0
 static inline Floats as_floats(Words bits) { return (Floats)bits; }
 #if defined(__AVX512F__)
 static inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
 static inline Ints choose(Ints condition, Ints yes, Ints no) { return condition ? yes : no; }
 template <class To, class V>
-static inline To convert(V from) {
-    return __builtin_convertvector(from, To);
-}
+static inline To convert(V from) { return __builtin_convertvector(from, To); }
 #endif
 static inline Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
@@ -66,32 +64,38 @@ static inline Floats maximum(Floats a, Floats b) {
 #endif
 }
 
-// a * b + c, rounded once on every instruction set; compilers choose by what is faster.
-static inline Floats multiply_add(Floats a, Floats b, Floats c) {
+// sum + a * b, in one rounding where the CPU has that. Written wherever a sum takes a product: left to themselves compilers
+// fuse different ones, or none.
 #if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) && defined(__AVX2__)
-    constexpr int PARTS = Floats::PARTS;
-    FOR_PARTS(c.parts[i] = _mm256_fmadd_ps(a.parts[i], b.parts[i], c.parts[i]));
-    return c;
+static inline Floats add_product(Floats sum, Floats a, Floats b) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
+#else
+static inline Floats::Part add_product(Floats::Part sum, Floats::Part a, Floats::Part b) {
+#if defined(__FMA__) && defined(__AVX2__)
+    return (Floats::Part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #elif defined(__aarch64__)
+    return (Floats::Part)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sum + a * b;
+#endif
+}
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
     constexpr int PARTS = Floats::PARTS;
-    FOR_PARTS(c.parts[i] = (Floats::Part)vfmaq_f32((float32x4_t)c.parts[i], (float32x4_t)a.parts[i], (float32x4_t)b.parts[i]));
-    return c;
+    FOR_PARTS(sum.parts[i] = add_product(sum.parts[i], a.parts[i], b.parts[i]));
+    return sum;
+}
+#endif
+static inline Floats add_product(Floats sum, Floats a, float b) { return add_product(sum, a, splat(b)); }
+static inline Floats add_product(float sum, Floats a, Floats b) { return add_product(splat(sum), a, b); }
+
+// a * b + c, rounded once on every instruction set.
+static inline Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__)) || defined(__aarch64__)
+    return add_product(c, a, b);
 #else
     constexpr int PARTS = Floats::PARTS;
     FOR_PARTS(for (int lane = 0; lane < Floats::LANES; lane++) c.parts[i][lane] =
                   __builtin_fmaf(a.parts[i][lane], b.parts[i][lane], c.parts[i][lane]));
     return c;
-#endif
-}
-
-// sum + a * b, in one rounding where the CPU has that: written out, because of two products a compiler may take either one.
-static inline Floats add_product(Floats sum, Floats a, Floats b) {
-#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX2__)) || defined(__aarch64__)
-    return multiply_add(a, b, sum);
-#else
-    return sum + a * b;
 #endif
 }
 
@@ -144,8 +148,7 @@ static inline Halves narrow_upper(Words words) {
 #endif
 }
 
-// The nearest whole number, ties to even. Adding and subtracting 1.5 * 2^23 would do as well, but compilers make one
-// operation of that and a product before it, which is then not rounded.
+// The nearest whole number, ties to even.
 static inline Floats nearest_whole(Floats value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
