@@ -45,7 +45,7 @@ def test_without_a_compiler_the_server_answers_alike_and_says_what_it_misses(
     assert line.endswith(
         "WARNING infer_kernels: No CPU kernels for bfloat16, plain PyTorch computes, several times slower: "
         "no C++ compiler (c++, g++, clang++) is installed; "
-        "install g++ or clang++, or `pip install 'infer-server[compiler]'`"
+        "install g++ or clang++, or `pip install ziglang`"
     )
 
 

@@ -260,7 +260,7 @@ def test_a_machine_without_a_compiler_computes_and_says_what_it_misses() -> None
     assert log.startswith(
         "WARNING No CPU kernels for float32, plain PyTorch computes, several times slower: no C++ compiler"
     )
-    assert log.endswith("install g++ or clang++, or `pip install 'infer-server[compiler]'`\n")
+    assert log.endswith("install g++ or clang++, or `pip install ziglang`\n")
 
 
 @pytest.mark.covers("configuration/cpu-kernels-off")

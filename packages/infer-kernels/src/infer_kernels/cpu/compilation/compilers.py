@@ -16,7 +16,7 @@ from pathlib import Path
 SOURCE_FOLDER = Path(__file__).resolve().parents[1] / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, then the one of the Python package `ziglang`, which is Clang."""
-INSTALL_HINT = "install g++ or clang++, or `pip install 'infer-server[compiler]'`"
+INSTALL_HINT = "install g++ or clang++, or `pip install ziglang`"
 COMMON_FLAGS = ("-std=c++17", "-O2", "-g0", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w")
 """Products are fused with sums where the sources say so and nowhere else: so all compilers make the same bits."""
 AVX2 = ("avx2", "fma", "f16c")
