@@ -1,5 +1,5 @@
 // Threads that come and go while they compute steps of random kernels: counts what was computed twice, left out, or began before
-// all pieces of the stages before it were computed.
+// all pieces of the stages before it were computed, and threads that are in a call when its step is over.
 //
 //     team_of_threads STEPS THREADS ONE_OF      about one piece of ONE_OF is computed after a pause; 0: none
 #include <cstdio>
@@ -19,7 +19,7 @@ struct Job {
     std::atomic<int> computed{0};
 };
 
-std::atomic<int> failures{0}, total{0};
+std::atomic<int> failures{0}, total{0}, inside{0};
 int one_of = 0;
 
 void compute_piece(Job& job, int stage) {
@@ -33,6 +33,7 @@ void compute_piece(Job& job, int stage) {
 
 void kernel(const void* arguments, Team& team) {
     Job& job = *(Job*)arguments;
+    inside++;
     for (int stage = 0; stage < job.stages; stage++) {
         if (stage) team.barrier();
         if (job.begins_with_own)
@@ -40,6 +41,7 @@ void kernel(const void* arguments, Team& team) {
         else
             while (team.take() < job.pieces) compute_piece(job, stage);
     }
+    inside--;
 }
 
 }  // namespace
@@ -63,6 +65,7 @@ int main(int, char** arguments) {
             calls.push_back({kernel, &job, {}});
         }
         workers.compute(calls.data(), (int64_t)calls.size(), 1 + (int)(random() % threads));
+        if (inside != 0) failures++;  // its arguments go with the step
         if (total != before) failures++;
         for (Job& job : jobs)
             if (job.computed != job.pieces * job.stages) failures++;
