@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"`{name}` is no benchmark.\n\n{usage()}", file=sys.stderr)
         return 2
     sys.argv = [f"infer-bench {name}", *rest]  # what `--help` and the result's `command` show
+    import_module("infer_engine")  # before torch: it says how torch's threads wait
     module, _, function = BENCHMARKS[name][0].partition(":")
     return int(getattr(import_module(f"infer_bench.{module}"), function or "main")(rest) or 0)
 

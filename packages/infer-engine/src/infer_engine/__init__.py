@@ -3,6 +3,7 @@
 `LLM`, `build_engine` and `Completion` are imported on first use, so that a client of the protocol never imports torch.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from infer_engine.protocol import (
@@ -40,6 +41,11 @@ __all__ = [
     "ToolCall",
     "build_engine",
 ]
+
+
+# Threads of torch's own would look for work for milliseconds, on the processors that kernels compute with. Torch reads
+# it when it is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def __getattr__(name: str) -> Any:

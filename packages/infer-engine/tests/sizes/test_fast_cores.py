@@ -4,6 +4,8 @@ Sources: ggml-org/llama.cpp#842 (half the speed with all cores), #572; Linux's f
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,3 +110,14 @@ def test_slow_cores_compute_where_the_user_says_so(
 def test_replicas_divide_the_fast_cores(tmp_path: Path) -> None:
     system = tree(tmp_path, ALDER_LAKE)
     assert divide_processors(available_processors(system=system), 2, system=system) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(("chosen_policy", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_torch_sleep_unless_the_user_chose(chosen_policy: str | None, expected: str) -> None:
+    """They would look for work on the processors that kernels compute with: torch reads it when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if chosen_policy is not None:
+        environment["OMP_WAIT_POLICY"] = chosen_policy
+    code = "import sys, os, infer_engine; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"False {expected}\n"

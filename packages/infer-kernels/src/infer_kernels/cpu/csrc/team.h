@@ -47,7 +47,7 @@ class Team {
             if (!was_at_barrier_) step_.enter_barrier();
             was_at_barrier_ = true;
             if (!step_.leave(false, joined_)) {
-                do wait_for_end(joined_, SHORT_NS);
+                do wait_for_end(joined_, LOOK_NS);
                 while (!step_.join(joined_) && !is_over(joined_));
             }
         }
@@ -82,7 +82,8 @@ class Team {
         slept_ns += step_.wait_for_end(stage, most_ns);
     }
 
-    static constexpr int64_t SHORT_NS = 50'000;
+    // How long a thread looks before it sleeps. Between steps others need the processors, and no step waits for one to wake.
+    static constexpr int64_t LOOK_NS = 50'000;
 
    private:
     static constexpr int64_t LINE = 64, MOST_PREFETCHED_BYTES = 1 << 19;  // of a core's own cache

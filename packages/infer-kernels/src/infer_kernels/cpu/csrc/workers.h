@@ -41,7 +41,7 @@ class Workers {
     void run(const Call* calls, int64_t count, int size) {
         Stage stage = team_.compute(step_.begin(calls, count, size));
         while (!is_over(stage)) {
-            team_.wait_for_end(stage, Team::SHORT_NS);
+            team_.wait_for_end(stage, Team::LOOK_NS);
             if (step_.join(stage)) stage = team_.compute(stage);
         }
         step_.wait_for_barriers();
@@ -78,11 +78,9 @@ class Workers {
             bool is_wanted = step_.wants(number);
             if (is_wanted && step_.join(stage)) stage = team.compute(stage);
             if (is_over(stage)) amx::release();
-            team.wait_for_end(stage, !is_wanted ? 0 : is_over(stage) ? LONG_NS : Team::SHORT_NS);
+            team.wait_for_end(stage, is_wanted ? Team::LOOK_NS : 0);
         }
     }
-
-    static constexpr int64_t LONG_NS = 2'000'000;  // the next step comes within that, or not for long
 
     Step step_;
     Team team_{step_, 0};
