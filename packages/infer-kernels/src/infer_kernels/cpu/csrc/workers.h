@@ -50,9 +50,10 @@ class Workers {
 
     bool start() {
 #if !defined(_WIN32)
-        sigset_t all, before;  // signals are for the threads of others
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        sigset_t blocked, before;  // signals are for the threads of others, but for those of what a thread does itself
+        sigfillset(&blocked);
+        for (int own : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP}) sigdelset(&blocked, own);
+        pthread_sigmask(SIG_SETMASK, &blocked, &before);
 #endif
         bool has_started = true;
         try {
