@@ -6,6 +6,7 @@ machine code whose instructions a signal handler computes (`amx_traps.cpp`): see
 
 import ctypes
 import mmap
+import time
 
 import pytest
 import torch
@@ -183,7 +184,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, query_start: Tensor, seq_len
     return paged_attention(q, keys, values, plan, scale=q.shape[2] ** -0.5)
 
 
-def test_no_thread_holds_tiles_when_a_call_returns() -> None:
+def test_no_thread_holds_tiles_after_a_call() -> None:
+    """No call waits for threads that have nothing to do: they give their tiles back when they run next."""
     try:
         holders = ctypes.c_int.in_dll(ctypes.CDLL(None), "amx_threads_with_tiles")
     except ValueError:
@@ -193,4 +195,7 @@ def test_no_thread_holds_tiles_when_a_call_returns() -> None:
     for threads in (1, 2):
         with torch_threads(threads):
             linear(x, packed)
+        deadline_s = time.monotonic() + 60
+        while holders.value and time.monotonic() < deadline_s:
+            time.sleep(0.001)
         assert holders.value == 0
