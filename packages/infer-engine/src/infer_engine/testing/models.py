@@ -140,6 +140,8 @@ class ModelEngine:
         self._num_ids = 0
         self.observer = Observer(faults)
         config = {**_DEFAULTS, **config}
+        if "max_decode_slowdown" not in config:  # steps are what was submitted, whatever the clock says
+            config.setdefault("max_prefill_tokens_beside_decodes", 48)
         if config.get("batching_mode") == "static":
             config["batch_wait_timeout_s"] = 0.0  # a batch is what was submitted before the step
         built = build_core(EngineConfig(model=str(folder), **config), wrap_parts=self.observer.wrap_parts)
