@@ -30,9 +30,10 @@ TRITON_MISSING = (
 class TritonMissingError(RuntimeError):
     """Something was asked of Triton where it is not installed."""
 
-    def __init__(self, asked: str) -> None:
-        """Say that `asked`, such as a kernel's name, needs it."""
-        super().__init__(f"`{asked}` needs Triton. {TRITON_MISSING}, or keep tensors on the CPU.")
+
+def _missing(asked: str) -> TritonMissingError:
+    """Return the error that says that `asked`, such as a kernel's name, needs Triton."""
+    return TritonMissingError(f"`{asked}` needs Triton. {TRITON_MISSING}, or keep tensors on the CPU.")
 
 
 class _UnlaunchableKernel:
@@ -42,10 +43,10 @@ class _UnlaunchableKernel:
         self._name = function.__qualname__
 
     def __getitem__(self, grid: object) -> NoReturn:
-        raise TritonMissingError(self._name)
+        raise _missing(self._name)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise TritonMissingError(self._name)
+        raise _missing(self._name)
 
 
 def _jit(function: Any = None, **_: object) -> Any:
@@ -75,7 +76,7 @@ class _MissingModule:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TritonMissingError(f"{self._name}.{name}")
+        raise _missing(f"{self._name}.{name}")
 
 
 if not HAS_TRITON:
