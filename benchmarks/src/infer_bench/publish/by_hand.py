@@ -36,9 +36,9 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     _BY_HAND_HERE: (
         ("docs/benchmarks.md", "## Kernels on a CPU"),
         ("docs/cpu.md", "## How to measure it"),
-        ("docs/cpu.md", "## What gave nothing"),
         ("docs/cpu.md", "## What plain PyTorch gives"),
         ("docs/gguf.md", "## Measured"),
+        ("docs/kernels.md", "## C++ kernels for CPUs"),
         ("docs/models.md", "#### What their turns and steps take"),
         ("docs/quantization.md", "## Measured"),
         ("docs/speculation.md", "## What it gains"),
