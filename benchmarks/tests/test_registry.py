@@ -18,7 +18,10 @@ SMOKE = {
     "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
     "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),
     "scaling": ("", r"\| 4 \| 1 \| least_loaded \|"),
-    "steps": ("--rounds 1 --steps 2 --sequences 2 --profile", r"2 sequences: kernels take \d+% of the step"),
+    "steps": (
+        "--rounds 1 --steps 2 --sequences 2 --beside 96 --profile",
+        r"2 sequences beside 96 prompt tokens: kernels take \d+%",
+    ),
     "structured": ("--rows 2", r"(?s)\| free text \| [\d.]+ \(1\.000\).*first token, same grammar"),
     "speculation": ("--model infer-demo", r"\| together \| \d"),
     "turns": ("", r"\| in turns \| \d+ \|"),
@@ -28,8 +31,8 @@ SMOKE = {
 SMOKE_ELSEWHERE = {
     "`nox -s bench` runs it": "cpu-steps engine kernels-cpu streaming",
     "a test of its own looks at what it prints or saves": "ablation first-light host-step kernel-report kernels-gpu "
-    "offline-bundle over-http peers prefill-configs publish quantization-loss quantized-peers real-model serving soak "
-    "transformers write-checkpoint",
+    "offline-bundle over-http peers prefill-configs product-configs publish quantization-loss quantized-peers "
+    "real-model serving soak transformers write-checkpoint",
 }
 
 

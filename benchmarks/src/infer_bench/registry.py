@@ -48,6 +48,10 @@ BENCHMARKS = {
         "kernels.prefill_configs",
         "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
     ),
+    "product-configs": (
+        "kernels.product_configs",
+        "tile shapes of invariant products and of experts: the compiler's facts, rates on a GPU",
+    ),
     "first-light": (
         "first_light",
         "all that a GPU can prove: the doctor, the tests that need one, and the benchmarks on it",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infer_bench.kernels import cpu, gpu, prefill_configs, report
+from infer_bench.kernels import cpu, gpu, prefill_configs, product_configs, report
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import all_cases
 from infer_bench.kernels.gpu import other_bits, run_cases
@@ -52,6 +52,16 @@ def test_prefill_candidates_are_described_and_the_one_that_ships_is_marked(capsy
     (shipped,) = [line for line in printed.splitlines() if "128 x 64 *" in line]
     assert [cell.strip() for cell in shipped.split("|")[-5:-1]] == ["1", "8", "wgmma", "TMA"]
     assert "does not fit" in printed or "256 x 64" in printed
+
+
+def test_product_candidates_are_described_and_take_the_place_of_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    product_configs.main(
+        ["--arch", "90", "--shape", "128", "128", "64", "8", "3", "--shape", "256", "256", "64", "8", "4"]
+    )
+    candidate, too_large = capsys.readouterr().out.split("| 256 x 256", maxsplit=1)
+    assert {"_linear_invariant_kernel", "_expert_products_kernel"} <= set(candidate.split())
+    assert "| wgmma |" in candidate
+    assert "does not fit" in too_large
 
 
 def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

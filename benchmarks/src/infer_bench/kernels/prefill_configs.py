@@ -96,7 +96,7 @@ def describe(configs: Sequence[TileConfig], case: AttentionCase, arch: int) -> s
         except OutOfResources:
             rows.append([*name, "does not fit", *[""] * (len(HEAD) - 3)])
             continue
-        rows.append([*name, *_facts(kernel, arch)])
+        rows.append([*name, *facts(kernel, arch)])
     return table(list(HEAD), rows)
 
 
@@ -104,7 +104,8 @@ def _shape(config: TileConfig) -> tuple[int, int, int, int]:
     return config.rows, config.keys, config.num_warps, config.num_stages
 
 
-def _facts(kernel: CompiledKernel, arch: int) -> list[str]:
+def facts(kernel: CompiledKernel, arch: int) -> list[str]:
+    """Return what the compiler says of a kernel: the cells of `HEAD` after the first two."""
     programs = count_resident_programs(kernel, arch)
     copies = {"TMA": r"cp\.async\.bulk\.tensor", "cp.async": r"cp\.async\.c[ag]"}
     return [

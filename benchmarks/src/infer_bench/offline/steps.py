@@ -37,6 +37,8 @@ from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 PROMPT_TOKENS, DECODED_TOKENS = 1024, 128
+PROMPTS_BESIDE = 8
+"""Rows for prompts that are computed beside decodes."""
 LEAST_STEP_TOKENS = 512
 """A step takes at least so many tokens of prompts that are waiting, if it is not the last of them."""
 NUM_PROFILED_STEPS, NUM_LISTED_KERNELS = 8, 10
@@ -61,7 +63,7 @@ class SteppedEngine:
             model=str(folder),
             load_format="dummy",
             device=device,
-            max_batch_size=max_batch_size,
+            max_batch_size=max_batch_size + PROMPTS_BESIDE,
             **NO_DRAFTS,
             **options,
             **quantization_option(quantization),
@@ -77,13 +79,25 @@ class SteppedEngine:
         self._finish()
         return steps
 
-    def profile(self, num_seqs: int, *, step_ms: float) -> dict[str, Any]:
-        """Return the largest kernels of a decode step, microseconds of a step by name, and what they are of `step_ms`.
+    def mixed(self, num_seqs: int, num_tokens: int, *, num_steps: int) -> list[Times]:
+        """Return the stages of steps of `num_seqs` decodes beside as many of `num_tokens` tokens of prompts as fit."""
+        self._begin(num_seqs, num_steps=2 * num_steps)
+        self._submit_prompts(num_steps * num_tokens)
+        steps = [self._step() for _ in range(num_steps + 1)][1:]  # the first may be of decodes that were under way
+        self._finish()
+        return steps
 
-        On a CPU operators are taken for kernels. The profiler costs the host time and the device none, so that its
-        time is compared with that of a step which was not profiled.
+    def profile(self, num_seqs: int, *, prompt_tokens: int, step_ms: float) -> dict[str, Any]:
+        """Return the largest kernels of a step, microseconds of a step by name, and what they are of `step_ms`.
+
+        A step has `num_seqs` decodes, and beside them, if they are not 0, up to `prompt_tokens` of prompts. On a CPU
+        operators are taken for kernels. The profiler costs the host time and the device none, so that its time is
+        compared with that of a step which was not profiled.
         """
-        self._begin(num_seqs, num_steps=NUM_PROFILED_STEPS)
+        self._begin(num_seqs, num_steps=2 * NUM_PROFILED_STEPS)
+        self._submit_prompts(NUM_PROFILED_STEPS * prompt_tokens)
+        if prompt_tokens:
+            self._step()  # as in `mixed`
         on_gpu = torch.cuda.is_available()
         with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
             for _ in range(NUM_PROFILED_STEPS):
@@ -109,6 +123,10 @@ class SteppedEngine:
         began = self._core.stats.num_generated_tokens
         while self._core.stats.num_generated_tokens < began + num_seqs:
             self._step()
+
+    def _submit_prompts(self, num_tokens: int) -> None:
+        """Submit prompts that have no fewer tokens in all, and end with their first one."""
+        self._submit(-(-num_tokens // PROMPT_TOKENS), PROMPT_TOKENS, max_tokens=1)
 
     def _finish(self) -> None:
         while self._core.has_work:
@@ -181,6 +199,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--eager", action="store_true", help="on a GPU: neither CUDA graphs nor asynchronous steps")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16], help="that decode together")
+    parser.add_argument("--beside", type=int, help="tokens of prompts in a step, measured beside the decodes, too")
     parser.add_argument(
         "--quantization", nargs="+", default=[PLAIN], help="of the weights; several are compared with the first"
     )
@@ -219,10 +238,11 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, An
         }
         turns: dict[str, dict[str, list[Times]]] = {quantization: {} for quantization in sides}
         for engine, floors in sides.values():  # warms up
-            take_turn(engine, floors, args.sequences, num_steps=2)
+            take_turn(engine, floors, args.sequences, beside=args.beside, num_steps=2)
         for number in range(args.rounds):
             for quantization in sides if number % 2 == 0 else reversed(sides):
-                for name, steps in take_turn(*sides[quantization], args.sequences, num_steps=args.steps).items():
+                found = take_turn(*sides[quantization], args.sequences, beside=args.beside, num_steps=args.steps)
+                for name, steps in found.items():
                     turns[quantization].setdefault(name, []).extend(steps)
     measured = {
         quantization: Measured(
@@ -234,26 +254,36 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, An
     }
     if not args.profile:
         return measured, {}
-    (engine, _), found = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
-    names = {decodes_name(num_seqs): num_seqs for num_seqs in args.sequences}
-    return measured, {name: engine.profile(num_seqs, step_ms=step_ms(found[name])) for name, num_seqs in names.items()}
+    (engine, _), times = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
+    profiles = {
+        name: engine.profile(num_seqs, prompt_tokens=prompt_tokens, step_ms=step_ms(times[name]))
+        for num_seqs in args.sequences
+        for prompt_tokens in dict.fromkeys((0, args.beside or 0))
+        for name in (decodes_name(num_seqs, beside=prompt_tokens),)
+    }
+    return measured, profiles
 
 
 def take_turn(
-    engine: SteppedEngine, floors: Floors, sequences: Sequence[int], *, num_steps: int
+    engine: SteppedEngine, floors: Floors, sequences: Sequence[int], *, beside: int | None, num_steps: int
 ) -> dict[str, list[Times]]:
     """Return one round's stages, each beside floors that were measured just before."""
     found = {}
     for num_seqs in sequences:
         least = floors.measure(num_seqs, num_logits=num_seqs, num_context=DECODED_TOKENS)
         found[decodes_name(num_seqs)] = [least | step for step in engine.decode(num_seqs, num_steps=num_steps)]
+        if beside:
+            least = floors.measure(num_seqs + beside, num_logits=num_seqs, num_context=0)
+            steps = engine.mixed(num_seqs, beside, num_steps=num_steps)
+            found[decodes_name(num_seqs, beside=beside)] = [least | step for step in steps]
     prompt = floors.measure(PROMPT_TOKENS, num_logits=1) | engine.prefill(PROMPT_TOKENS)
     return {**found, f"prompt of {PROMPT_TOKENS}": [prompt]}
 
 
-def decodes_name(num_seqs: int) -> str:
-    """Return what results call the decodes of so many sequences."""
-    return f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
+def decodes_name(num_seqs: int, *, beside: int = 0) -> str:
+    """Return what results call the decodes of so many sequences, and those beside tokens of prompts."""
+    name = f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
+    return f"{name} beside {beside} prompt tokens" if beside else name
 
 
 def limits(quantization: str, measured: Measured, profiles: Mapping[str, Any], args: argparse.Namespace) -> list[Limit]:
