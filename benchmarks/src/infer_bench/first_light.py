@@ -28,6 +28,8 @@ NUM_LOG_LINES = 200
 """The last ones of a step's output, which are saved."""
 DECODES = "steps --device cuda --shape llama-3.2-3b"
 TESTS = "packages/infer-kernels/tests/gpu packages/infer-engine/tests/gpu"
+PYTEST = "-q -m gpu -p no:benchmark"
+"""Without a plugin that a machine may have, and that refuses several processes."""
 TESTS_ALONE = "tests/gpu"
 """Tests that time requests or measure the device's memory: nothing else may use it beside them."""
 
@@ -60,14 +62,14 @@ STEPS = {
     ),
     "tests": Step(
         program="pytest",
-        arguments=f"-q -m gpu --numprocesses 6 {TESTS}",
+        arguments=f"{PYTEST} --numprocesses 6 {TESTS}",
         rehearsal=f"-q -m 'not full' {TESTS}",
         seconds=420,
         num_threads=1,  # references compute on the CPU, where all threads of six processes would wait for each other
     ),
     "tests alone": Step(
         program="pytest",
-        arguments=f"-q -m gpu {TESTS_ALONE} benchmarks/tests",
+        arguments=f"{PYTEST} {TESTS_ALONE} benchmarks/tests",
         rehearsal=f"-q -m 'not full' {TESTS_ALONE}",
         seconds=120,
     ),

@@ -232,16 +232,20 @@ def decode(bench: Bench, *, model: Model, seqs: int, length: int) -> Work:
     return Work(launch=work, moves=2 * seqs * length * model.kv_heads * model.head_dim * 2 + own_bytes)
 
 
-def prefill(bench: Bench, *, head_dim: int, tokens: int) -> Work:
-    """Return the work of a prompt at once."""
+def prefill(bench: Bench, *, head_dim: int, tokens: int, window: int | None = None) -> Work:
+    """Return the work of a prompt at once, in a layer whose tokens attend to the last `window`, or to all."""
     tokens = bench.size(tokens, 70)
     model = LLAMA._replace(head_dim=head_dim)
     query_start = torch.tensor([0, tokens], dtype=torch.int32)
-    launch = _attention(bench, model, query_start, torch.tensor([tokens], dtype=torch.int32))
-    return Work(launch=launch, computes=4 * head_dim * model.q_heads * tokens * (tokens + 1) // 2)
+    launch = _attention(bench, model, query_start, torch.tensor([tokens], dtype=torch.int32), window=window)
+    seen = min(tokens, window or tokens)
+    pairs = seen * (seen + 1) // 2 + (tokens - seen) * seen
+    return Work(launch=launch, computes=4 * head_dim * model.q_heads * pairs)
 
 
-def _attention(bench: Bench, model: Model, query_start: Tensor, seq_lens: Tensor) -> Callable[[], object]:
+def _attention(
+    bench: Bench, model: Model, query_start: Tensor, seq_lens: Tensor, *, window: int | None = None
+) -> Callable[[], object]:
     """Return the launch of attention over sequences of one length, in shuffled blocks, in bf16."""
     seqs, columns = len(seq_lens), -(-int(seq_lens[0]) // BLOCK_SIZE)
     plan = plan_attention(
@@ -253,7 +257,8 @@ def _attention(bench: Bench, model: Model, query_start: Tensor, seq_lens: Tensor
     )
     q = bench.random(int(query_start[-1]), model.q_heads, model.head_dim)
     caches = _caches(bench, model, seqs * columns)
-    return partial(paged_attention, q, *caches, plan, scale=model.head_dim**-0.5, out=torch.empty_like(q))
+    scale = model.head_dim**-0.5
+    return partial(paged_attention, q, *caches, plan, scale=scale, window=window, out=torch.empty_like(q))
 
 
 def _caches(bench: Bench, model: Model, num_blocks: int) -> tuple[Tensor, Tensor]:

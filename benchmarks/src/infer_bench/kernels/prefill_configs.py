@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for stages in args.stages or (2, 3)
         ]
         if args.time:
-            print(f"\n{torch.cuda.get_device_name()}, head_dim {head_dim}\n\n{time_configs(configs, head_dim)}")
+            rates = time_configs(configs, head_dim, window=args.window)
+            print(f"\n{torch.cuda.get_device_name()}, head_dim {head_dim}, window {args.window}\n\n{rates}")
             continue
         case = AttentionCase(
             prefill=True,
@@ -119,14 +120,14 @@ def facts(kernel: CompiledKernel, arch: int) -> list[str]:
     ]
 
 
-def time_configs(configs: Sequence[TileConfig], head_dim: int) -> str:
+def time_configs(configs: Sequence[TileConfig], head_dim: int, *, window: int | None) -> str:
     """Return each candidate's rate on this machine's GPU."""
     bench = Bench(torch.device("cuda", 0), dry=False)
     rows = []
     for config in configs:
         try:
             with attention_tiles(config):
-                work = prefill(bench, head_dim=head_dim, tokens=8192)
+                work = prefill(bench, head_dim=head_dim, tokens=8192, window=window)
                 rate = work.computes / bench.seconds(work.launch) / 1e12
         except OutOfResources:
             rate = math.nan

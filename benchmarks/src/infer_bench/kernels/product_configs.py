@@ -36,8 +36,10 @@ SHAPES = (
     (256, 128, 64, 8, 3),
 )
 """Rows, columns, inputs, warps and stages."""
-USERS = ("infer_kernels.linear.linear_invariant", "infer_kernels.moe.fused_moe_triton")
-"""Modules that choose a tile."""
+CHOICES = (
+    "infer_kernels.linear.linear_invariant.choose_product_tile",
+    "infer_kernels.moe.fused_moe_triton.choose_experts_tile",
+)
 WORK = {
     "dense, 1 row": partial(gate_up, rows=1, is_invariant=True),
     "64 rows": partial(gate_up, rows=64, is_invariant=True),
@@ -46,6 +48,7 @@ WORK = {
     "experts, 16 tokens": partial(mix, rows=16),
     "256 tokens": partial(mix, rows=256),
     "1024 tokens": partial(mix, rows=1024),
+    "2048 tokens": partial(mix, rows=2048),
     "4096 tokens": partial(mix, rows=4096),
 }
 KERNELS = {"_linear_invariant_kernel": WORK["4096 rows"], "_expert_products_kernel": WORK["4096 tokens"]}
@@ -76,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def product_tiles(tile: ProductTile) -> Iterator[None]:
     """Launch products with `tile` instead of what the table says."""
 
-    def table_of_one(*_model: object) -> ProductTile:
+    def choose(*_layer: object, **_sizes: object) -> ProductTile:
         return tile
 
-    with patch(f"{USERS[0]}.choose_product_tile", table_of_one), patch(f"{USERS[1]}.choose_product_tile", table_of_one):
+    with patch(CHOICES[0], choose), patch(CHOICES[1], choose):
         yield
 
 

@@ -6,6 +6,7 @@ other sizes run on a CPU in `package/test_selftest.py`, and interpreted in `inte
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 import infer_kernels
-from infer_kernels import linear_invariant, paged_attention, plan_attention, reference, sample
+from infer_kernels import fused_moe, linear_invariant, paged_attention, plan_attention, reference, sample
 from infer_kernels.checks import (
     CheckImpossibleError,
     ConvolutionOps,
@@ -29,6 +30,7 @@ from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.devices import DEVICES, ON_GPU
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
 from infer_kernels.checks.inputs.draws import random_draws
+from infer_kernels.checks.inputs.experts import random_experts
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NUM_JOINS = 1000
@@ -298,3 +300,21 @@ def test_attention_has_the_same_bits_in_other_company(name: str) -> None:
 def test_rows_of_a_product_have_the_same_bits_alone(rows: slice, device: str) -> None:
     x, weight = torch.randn(200, 1024).to(device, torch.bfloat16), torch.randn(300, 1024).to(device, torch.bfloat16)
     assert torch.equal(linear_invariant(x[rows], weight), linear_invariant(x, weight)[rows])
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(63, 65), slice(100, 400)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_have_the_same_bits_alone_as_among_those_that_take_larger_tiles(rows: slice, device: str) -> None:
+    x, weight = torch.randn(600, 512).to(device, torch.bfloat16), torch.randn(4300, 512).to(device, torch.bfloat16)
+    assert torch.equal(linear_invariant(x[rows], weight), linear_invariant(x, weight)[rows])
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(63, 65), slice(100, 400)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_tokens_have_the_same_bits_alone_as_among_those_that_fill_larger_tiles(rows: slice, device: str) -> None:
+    layer = random_experts(
+        tokens=600, experts=8, experts_per_token=2, hidden=256, intermediate=192, dtype=torch.bfloat16
+    )
+    x, gate_up, down, ids, weights = (each.to(device) for each in layer.arguments)
+    mix = partial(fused_moe, activation="silu_and_mul")
+    assert torch.equal(mix(x[rows], gate_up, down, ids[rows], weights[rows]), mix(x, gate_up, down, ids, weights)[rows])

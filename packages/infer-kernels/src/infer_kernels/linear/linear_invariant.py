@@ -6,9 +6,10 @@ Libraries choose a matrix product's kernel, and with it the order in which a row
 rows. Here a row meets the same arithmetic whatever its batch and its place therein, at the price of speed. He,
 "Defeating Nondeterminism in LLM Inference", 2025.
 
-On CUDA: one tile shape for any number of rows, products added from the first column to the last by one program, which
-reads the weight once per tile of rows. On a CPU with a prepacked weight: `linear`, which is as invariant. Elsewhere:
-the library's product of tiles of 16 rows (`infer_kernels.linear.row_tiles`).
+On CUDA: products added from the first column to the last by one program, which reads the weight once per tile of rows.
+On sm_90 many rows take larger tiles, in which a row's products are added in the same order, to the same bits. On a CPU
+with a prepacked weight: `linear`, which is as invariant. Elsewhere: the library's product of tiles of 16 rows
+(`infer_kernels.linear.row_tiles`).
 
 Bytes moved: (in_features * out_features * tiles_of_rows + rows * (in_features * tiles_of_columns + out_features)) *
 itemsize, less what caches keep.
@@ -103,7 +104,7 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
     out_features = weight.shape[0]
     if out.numel() == 0:
         return out
-    tile = choose_product_tile(x.device, x.dtype, in_features)
+    tile = choose_product_tile(x.device, x.dtype, rows=rows, in_features=in_features, out_features=out_features)
     _linear_invariant_kernel[(cdiv(rows, tile.rows) * cdiv(out_features, tile.columns),)](
         out,
         x,

@@ -11,8 +11,8 @@
     sum          (tokens, columns)  of a token's pairs in order; adds the residual stream, if it is given
 
 A program of `group` learns where its expert's places and tiles begin from the counts of all, so nothing waits for the
-device or for another program, and equal routings give equal places. A tile of rows meets one shape of products
-whatever their number: rows have the same bits in any batch.
+device or for another program, and equal routings give equal places. A row's products are added in one order, whatever
+tile the number of rows chooses: rows have the same bits in any batch.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.fused_products_triton import MAX_ROWS
-from infer_kernels.linear.product_tiles import ProductTile, choose_product_tile
+from infer_kernels.linear.product_tiles import ProductTile, choose_experts_tile
 from infer_kernels.moe.activation import ExpertActivation, activate
 from infer_kernels.optional_triton import tl, triton
 
@@ -266,9 +266,9 @@ def fused_moe_triton(
         return out
     experts, _, intermediate = down.shape
     expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
-    tile = choose_product_tile(x.device, x.dtype, hidden, intermediate)
-    pair_of_place, tiles = grouping or group_pairs_triton(expert_ids, experts=experts, rows=tile.rows)
     pairs = expert_ids.numel()
+    tile = choose_experts_tile(x.device, x.dtype, hidden, intermediate, rows_of_expert=pairs // experts)
+    pair_of_place, tiles = grouping or group_pairs_triton(expert_ids, experts=experts, rows=tile.rows)
     activated, products = x.new_empty(pairs, intermediate), x.new_empty(pairs, hidden)
     expert_products_triton(x, gate_up, gate_up_bias, activated, pair_of_place, tiles, tile=tile, activation=activation)
     expert_products_triton(activated, down, down_bias, products, pair_of_place, tiles, tile=tile, activation=None)

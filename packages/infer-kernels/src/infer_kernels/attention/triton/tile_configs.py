@@ -108,7 +108,7 @@ def prefill_config(
     if itemsize == 4:
         return _in_full_precision(width, max(16 if width == 512 else 32, next_power_of_2(group)), programs_per_sm=2)
     is_fp8 = cache_itemsize == 1  # codes become numbers in registers, on their way into shared memory
-    if width == 256 and capability[0] == 9 and is_fp8:
+    if width == 256 and capability[0] == 9:
         rows, keys, num_warps, num_stages = 128, 32, 8, 3
     elif width == 512:
         # 64 rows, as many as products of warpgroups have, take more registers than there are.

@@ -15,6 +15,8 @@ from infer_kernels.checks.op_call import EQUAL, OpCall
 from infer_kernels.checks.self_check import ModelOps, SelfCheck, draw, product_roundings
 
 ROWS = (1, 7, 65)
+MANY_ROWS = 1536
+"""Rows that sm_90 multiplies in larger tiles."""
 MAX_OUTPUTS = 384
 MAX_TOKENS = 1024
 LAYERS = ((1, 57, 20), (65, 410, 13), (130, 100, 64))
@@ -47,6 +49,8 @@ def linear_launches() -> Iterator[LaunchCase]:
         label = f"{in_features} to 1536{', bias' if biased else ''}"
         launch = partial(_launch_layer, in_features, 1536, dtype, biased=biased)
         yield launch_case("linear_invariant", dtype, label, launch)
+    launch = partial(_launch_layer, 4096, 1536, BF16, biased=False, rows=MANY_ROWS)
+    yield launch_case("linear_invariant", BF16, "4096 to 1536, many rows", launch)
     kernel = "_linear_argmax_kernel"
     for rows in (16, 32, 64, 128, 256):
         for dtype in (BF16, FP16):
@@ -114,9 +118,9 @@ def _check_linear_argmax(ops: ModelOps, device: torch.device, *, rows: int) -> N
         assert_within_roundings(own, right.amax(1), roundings=roundings)
 
 
-def _launch_layer(in_features: int, out_features: int, dtype: torch.dtype, *, biased: bool) -> object:
+def _launch_layer(in_features: int, out_features: int, dtype: torch.dtype, *, biased: bool, rows: int = 3) -> object:
     weight, bias = torch.empty(out_features, in_features, dtype=dtype), torch.empty(out_features, dtype=dtype)
-    return linear_invariant(torch.empty(3, in_features, dtype=dtype), weight, bias if biased else None)
+    return linear_invariant(torch.empty(rows, in_features, dtype=dtype), weight, bias if biased else None)
 
 
 def _launch_head(

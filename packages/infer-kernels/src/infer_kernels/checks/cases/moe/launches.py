@@ -11,7 +11,7 @@ from infer_kernels.checks.cases.product_launches import pending_norm
 from infer_kernels.integers import cdiv
 from infer_kernels.linear import FusedProducts, linear
 from infer_kernels.linear.fused_products_triton import MAX_ROWS
-from infer_kernels.linear.product_tiles import choose_product_tile
+from infer_kernels.linear.product_tiles import choose_experts_tile
 from infer_kernels.moe import FusedRouter, fused_moe, moe_router
 from infer_kernels.moe.activation import ExpertActivation
 from infer_kernels.moe.fused_moe_triton import (
@@ -23,6 +23,8 @@ from infer_kernels.moe.fused_moe_triton import (
 from infer_kernels.norm.rms_norm import NormVariant
 
 TOKENS, EXPERTS, EXPERTS_PER_TOKEN = 3, 6, 4
+MANY_ROWS = 1024
+"""Of an expert: more than any tile has."""
 ROUTERS: tuple[tuple[torch.dtype, int, int, int, NormVariant | None], ...] = (
     (BF16, 2880, 32, 4, "llama"),
     (BF16, 2048, 128, 8, "llama"),
@@ -59,6 +61,10 @@ def moe_launches() -> Iterator[LaunchCase]:
         down = partial(_products, intermediate, hidden, dtype, activation=None)
         yield launch_case("fused_moe", dtype, f"{hidden} to {intermediate}, gates and ups", up)
         yield launch_case("fused_moe", dtype, f"{intermediate} to {hidden}, down", down)
+    up = partial(_products, 2048, 768, BF16, activation=ExpertActivation(), rows_of_expert=MANY_ROWS)
+    down = partial(_products, 768, 2048, BF16, activation=None, rows_of_expert=MANY_ROWS)
+    yield launch_case("fused_moe", BF16, "2048 to 768, gates and ups, many rows", up)
+    yield launch_case("fused_moe", BF16, "768 to 2048, down, many rows", down)
 
 
 def _route(experts: int, dtype: torch.dtype) -> object:
@@ -90,7 +96,9 @@ def _layer(hidden: int, dtype: torch.dtype, *, tokens: int = TOKENS) -> object:
     return fused_moe(x, gate_up, down, ids, ids.float(), activation="silu_and_mul")
 
 
-def _products(inputs: int, outputs: int, dtype: torch.dtype, *, activation: ExpertActivation | None) -> None:
+def _products(
+    inputs: int, outputs: int, dtype: torch.dtype, *, activation: ExpertActivation | None, rows_of_expert: int = 1
+) -> None:
     pairs = TOKENS * EXPERTS_PER_TOKEN
     width = outputs if activation is None else 2 * outputs
     x = torch.empty(pairs if activation is None else TOKENS, inputs, dtype=dtype)
@@ -101,6 +109,6 @@ def _products(inputs: int, outputs: int, dtype: torch.dtype, *, activation: Expe
         torch.empty(pairs, outputs, dtype=dtype),
         torch.zeros(pairs, dtype=torch.int32),
         torch.zeros(3, 2, dtype=torch.int32),
-        tile=choose_product_tile(x.device, dtype, inputs, outputs),
+        tile=choose_experts_tile(x.device, dtype, inputs, outputs, rows_of_expert=rows_of_expert),
         activation=activation,
     )
