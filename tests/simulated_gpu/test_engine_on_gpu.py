@@ -1,18 +1,25 @@
 """A whole engine starts and answers on a made-up GPU: it measures, sizes, warms up, captures and proves its steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from infer_engine.assembly import runner
+from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.checks import graph_check
+from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES
 from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPTS
+from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
 from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
+from infer_kernels.checks.simulated_gpu.memory import SEGMENT_BYTES
+from infer_models import CausalLM
 from infer_models.testing.checkpoints import save_mtp, save_mtp_of_pairs
 
 CONFIG: dict[str, Any] = {
@@ -55,6 +62,41 @@ def test_all_steps_are_captured_as_cuda_graphs_and_proved(started: tuple[ModelEn
     engine, _ = started
     assert engine.info.device == "cuda:0"
     assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
+
+
+@pytest.mark.usefixtures("started")
+def test_the_proof_computes_the_logits_of_few_rows_at_once_and_keeps_no_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    compute = CausalLM.logits
+
+    def recorded(model: CausalLM, hidden: torch.Tensor, indices: torch.Tensor | None = None) -> torch.Tensor:
+        rows.append(len(hidden if indices is None else indices))
+        return compute(model, hidden, indices)
+
+    kept: list[int] = []
+    capture = runner.capture_steps
+
+    def captured(*args: Any, **named: Any) -> GraphReport | None:
+        monkeypatch.setattr(CausalLM, "logits", recorded)
+        report = capture(*args, **named)
+        kept.append(torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+        return report
+
+    class Checker(graph_check.GraphChecker):
+        def capture_all(self, shapes: Iterable[BatchShape]) -> GraphReport:
+            report = super().capture_all(shapes)
+            torch.empty(64 << 20, dtype=torch.uint8, device="cuda")  # as large models need for their checks
+            return report
+
+    monkeypatch.setattr(gpu_graphs, "GraphChecker", Checker)
+    monkeypatch.setattr(graph_check, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(runner, "capture_steps", captured)
+    engine = ModelEngine(folder, device="cuda", **CONFIG)
+    assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
+    assert max(rows) == 3  # of steps of up to ten
+    assert kept[0] < SEGMENT_BYTES
 
 
 @pytest.mark.usefixtures("started")

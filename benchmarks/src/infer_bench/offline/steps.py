@@ -39,8 +39,8 @@ from infer_engine.protocol import EngineConfig, SamplingParams
 PROMPT_TOKENS, DECODED_TOKENS = 1024, 128
 PROMPTS_BESIDE = 8
 """Rows for prompts that are computed beside decodes."""
-LEAST_STEP_TOKENS = 512
-"""A step takes at least so many tokens of prompts that are waiting, if it is not the last of them."""
+BATCHED_TOKENS = 2048
+"""Tokens that every engine's step has room for; more prompts are given room, so that one step computes them all."""
 NUM_PROFILED_STEPS, NUM_LISTED_KERNELS = 8, 10
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 STAGES = ("schedule", "forward pass", "choose tokens", "rest")
@@ -59,6 +59,8 @@ class SteppedEngine:
     def __init__(self, folder: Path, *, quantization: str, max_batch_size: int, device: str, is_eager: bool) -> None:
         """Load the shape in `folder`, with random weights."""
         options: dict[str, Any] = {} if device == "cpu" else GPU_OPTIONS | (EAGER if is_eager else {})
+        if (num_tokens := max_batch_size * DECODED_TOKENS) > BATCHED_TOKENS:
+            options = options | {"max_num_batched_tokens": num_tokens}
         config = EngineConfig(
             model=str(folder),
             load_format="dummy",
@@ -117,9 +119,7 @@ class SteppedEngine:
         return {stage: sum(part[stage] for part in parts) for stage in STAGES}
 
     def _begin(self, num_seqs: int, *, num_steps: int) -> None:
-        # One step may be under way, and the first sequences decode until the last prompt has been computed.
-        num_prompt_steps = num_seqs * DECODED_TOKENS // LEAST_STEP_TOKENS
-        self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_prompt_steps + num_steps + 3)
+        self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_steps + 4)  # one step may be under way
         began = self._core.stats.num_generated_tokens
         while self._core.stats.num_generated_tokens < began + num_seqs:
             self._step()

@@ -9,6 +9,7 @@ from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPT
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import size_step
+from infer_engine.testing.formula import FormulaEngine
 
 SIZES = [MAX_CAPTURED_TOKENS, *LARGER_SIZES]
 
@@ -31,10 +32,36 @@ def test_prompt_tokens_beside_decodes_fill_the_largest_captured_step_of_a_gpu(si
     assert padded.num_tokens == size
 
 
+def prompt_tokens_beside(num_decodes: int, limits: SchedulerLimits) -> int:
+    """Return how many tokens of a long prompt a step computes beside decodes."""
+    engine = FormulaEngine(num_blocks=10_000, block_size=16, limits=limits)
+    for number in range(num_decodes):
+        engine.submit(f"decode {number}", [number], max_tokens=100)
+    while engine.core.stats.num_generated_tokens < num_decodes:
+        engine.step()
+    engine.submit("prompt", [5] * 8000, max_tokens=1)
+    engine.step()
+    num_tokens = dict(engine.runner.schedules[-1])
+    assert len(num_tokens) == num_decodes + 1
+    return num_tokens["prompt"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_decodes", [1, 40, 128, 255])
+def test_a_step_with_many_decodes_fits_the_largest_captured_step_too(size: int, num_decodes: int) -> None:
+    found = prompt_tokens_beside(num_decodes, limits_of(EngineConfig(), size))
+    assert found == min(2048, size - max(num_decodes, DECODES_BESIDE_PROMPTS))
+
+
+def test_more_decodes_than_half_of_the_largest_captured_step_leave_the_other_half_to_prompts() -> None:
+    limits = limits_of(EngineConfig(max_batch_size=400), MAX_CAPTURED_TOKENS)
+    assert prompt_tokens_beside(399, limits) == MAX_CAPTURED_TOKENS // 2
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_prompt_tokens_beside_decodes_are_those_that_were_set(size: int) -> None:
     limits = limits_of(EngineConfig(max_prefill_tokens_beside_decodes=7), size)
-    assert limits.max_prefill_tokens_beside_decodes == 7
+    assert (limits.max_prefill_tokens_beside_decodes, limits.max_captured_tokens) == (7, None)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -79,6 +79,8 @@ def capture_steps(
         state_pool=state_pool,
     )
     loaded.rank_model.use_cache(views, graph=graphs)
+    if loaded.rank_model.device.type == "cuda":
+        torch.cuda.empty_cache()  # the proof has taken more than a step does, which torch would keep
     return report
 
 

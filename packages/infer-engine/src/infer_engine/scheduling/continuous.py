@@ -136,6 +136,9 @@ class ContinuousScheduler(BaseScheduler):
         most = most if share is None else share.num_tokens(num_decodes)
         if most is None or self._limits.prefill_chunk_size is None:
             return False
+        captured = self._limits.max_captured_tokens
+        if captured is not None:
+            most = min(most, max(captured - num_decodes, captured // 2))
         budget.tokens = min(budget.tokens, most)
         self._prefill_tokens_beside_decodes = most
         return True

@@ -23,6 +23,8 @@ class SchedulerLimits:
         max_prefill_chunks_per_step: most prompts in one pass; None for as many as fit.
         max_prefill_tokens_beside_decodes: most tokens of prompts in one pass with decodes, if prompts are computed in
             chunks, which take turns then; None for as many as fit.
+        max_captured_tokens: tokens of the largest captured step. Such a pass has no more, its decodes included, where
+            this leaves prompts half of them; None: it may have any number.
         max_decode_slowdown: how many times as long as its decodes alone such a pass may take; None: any time.
         max_draft_rows: most rows of drafts in one pass.
     """
@@ -33,6 +35,7 @@ class SchedulerLimits:
     prefill_chunk_size: int | None = 512
     max_prefill_chunks_per_step: int | None = None
     max_prefill_tokens_beside_decodes: int | None = None
+    max_captured_tokens: int | None = None
     max_decode_slowdown: float | None = None
     max_draft_rows: int = 0
 

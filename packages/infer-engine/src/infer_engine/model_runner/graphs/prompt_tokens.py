@@ -10,8 +10,9 @@ before the host would be: then a replay is never slower, however much of it is p
 The device's time is counted, not measured, so that an engine captures the same sizes at every start. Of a mixture of
 experts all weights are counted, as if each token went to all of them: nothing beyond `MAX_CAPTURED_TOKENS` is captured.
 
-A step with decodes has no more prompt tokens than fill that size beside `DECODES_BESIDE_PROMPTS` of them, even if it
-would be allowed more by what steps have taken.
+A step with decodes has no more prompt tokens than fill that size beside its decodes, of which at least
+`DECODES_BESIDE_PROMPTS` are counted, even if it would be allowed more by what steps have taken: one token more, and the
+host launches the step kernel by kernel. (2,272 tokens beside 128 decodes took an H200 22 ms, of which kernels were 10.)
 """
 
 from dataclasses import replace
@@ -27,7 +28,7 @@ HOST_S_PER_LAYER = 0.0002
 """Seconds in which the host launches a layer's nine kernels: the least of what was measured, 5.5 ms for 28 layers."""
 
 DECODES_BESIDE_PROMPTS = 32
-"""Decodes that fit into the largest captured step beside all prompt tokens of a step in which requests decode."""
+"""Decodes that fit into the largest captured step beside the most prompt tokens of a step in which requests decode."""
 
 CYCLES_PER_S = 1.7e9
 REACHED = 0.7
@@ -73,4 +74,8 @@ def limit_prompts_beside_decodes(limits: SchedulerLimits, *, most_prompt_tokens:
     """
     if limits.max_prefill_tokens_beside_decodes is not None:
         return limits
-    return replace(limits, max_prefill_tokens_beside_decodes=most_prompt_tokens - DECODES_BESIDE_PROMPTS)
+    return replace(
+        limits,
+        max_prefill_tokens_beside_decodes=most_prompt_tokens - DECODES_BESIDE_PROMPTS,
+        max_captured_tokens=most_prompt_tokens,
+    )

@@ -33,6 +33,7 @@ from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.sampling.draw_buffers import dummy_draws
+from infer_engine.sampling.prompt_logprobs import ROWS_AT_ONCE
 from infer_engine.scheduling import RowEdit
 
 logger = logging.getLogger(__name__)
@@ -335,7 +336,8 @@ class GraphChecker:
             return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         if self._agree is not None:
             return _Results(results, hidden.new_zeros(2, 0, dtype=torch.int64))
-        return _Results(results, self._compute_logits(hidden).argmax(dim=-1)[None])
+        chosen = [self._compute_logits(part).argmax(dim=-1) for part in hidden.split(ROWS_AT_ONCE)]
+        return _Results(results, torch.cat(chosen)[None])
 
     def _are_most_probable(self, tokens: Tensor, hidden: Tensor) -> bool:
         """Return whether each row's chosen token has the largest logit, to rounding, and is marked as sound.
@@ -344,6 +346,11 @@ class GraphChecker:
         """
         if not tokens.shape[1]:
             return True
+        parts = zip(tokens.split(ROWS_AT_ONCE, dim=1), hidden.split(ROWS_AT_ONCE), strict=True)
+        found = [self._are_largest(*part) for part in parts]  # all of them: ranks compute the same logits
+        return all(found)
+
+    def _are_largest(self, tokens: Tensor, hidden: Tensor) -> bool:
         logits = self._compute_logits(hidden).float()
         if len(logits) < len(hidden):
             return True  # they are on rank 0
