@@ -31,7 +31,8 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/benchmarks.md", "## The host's time of a step"),
         ("docs/cpu.md", "## How it works"),
         ("docs/cpu.md", "## Where a step's time goes"),
-        ("docs/gpu.md", "## What has run on a GPU"),
+        ("docs/gpu.md", "### An H200"),
+        ("docs/gpu.md", "### An H100"),
     ),
     _BY_HAND_HERE: (
         ("docs/benchmarks.md", "## Kernels on a CPU"),

@@ -139,11 +139,16 @@ def test_full_precision_multiplies_without_tensor_cores() -> None:
     assert "fma.rn.f32" in kernel.ptx
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_one_variant_serves_every_number_of_rows(dtype: torch.dtype) -> None:
-    compiled(90, 1024, 4096, dtype=dtype)
-    for rows in (1, 8, 16, 64, 65, 2048):
-        assert compiled(90, 1024, 4096, dtype=dtype, rows=rows).compiled == []
+@pytest.mark.parametrize(("dtype", "capability"), [(torch.bfloat16, 80), (torch.bfloat16, 90), (torch.float32, 90)])
+def test_one_variant_serves_every_number_of_rows_and_on_hopper_another_many(
+    dtype: torch.dtype, capability: int
+) -> None:
+    compiled(capability, 1024, 4096, dtype=dtype)
+    for rows in (1, 8, 16, 64, 65, 255, 400):  # 400 rows make 128 programs of 128 x 128, fewer than multiprocessors
+        assert compiled(capability, 1024, 4096, dtype=dtype, rows=rows).compiled == []
+    of_many = [compiled(capability, 1024, 4096, dtype=dtype, rows=rows).compiled for rows in (600, 2048)]
+    rows_of_tiles = [[kernel.constants["BLOCK_ROWS"] for kernel in each] for each in of_many]
+    assert rows_of_tiles == ([[128], []] if (dtype, capability) == (torch.bfloat16, 90) else [[], []])
 
 
 RIGHT: dict[str, Any] = {

@@ -336,7 +336,7 @@ class GraphChecker:
             return _Results(results, torch.stack(self._graphs.chosen(batch.num_tokens)))
         if self._agree is not None:
             return _Results(results, hidden.new_zeros(2, 0, dtype=torch.int64))
-        chosen = [self._compute_logits(part).argmax(dim=-1) for part in hidden.split(ROWS_AT_ONCE)]
+        chosen = [self._compute_logits(part).argmax(dim=-1) for part in torch.split(hidden, ROWS_AT_ONCE)]
         return _Results(results, torch.cat(chosen)[None])
 
     def _are_most_probable(self, tokens: Tensor, hidden: Tensor) -> bool:
@@ -346,7 +346,7 @@ class GraphChecker:
         """
         if not tokens.shape[1]:
             return True
-        parts = zip(tokens.split(ROWS_AT_ONCE, dim=1), hidden.split(ROWS_AT_ONCE), strict=True)
+        parts = zip(torch.split(tokens, ROWS_AT_ONCE, dim=1), torch.split(hidden, ROWS_AT_ONCE), strict=True)
         found = [self._are_largest(*part) for part in parts]  # all of them: ranks compute the same logits
         return all(found)
 

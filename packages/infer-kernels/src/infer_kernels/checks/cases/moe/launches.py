@@ -24,7 +24,7 @@ from infer_kernels.norm.rms_norm import NormVariant
 
 TOKENS, EXPERTS, EXPERTS_PER_TOKEN = 3, 6, 4
 MANY_ROWS = 1024
-"""Of an expert: more than any tile has."""
+"""Rows of an expert: more than any tile has."""
 ROUTERS: tuple[tuple[torch.dtype, int, int, int, NormVariant | None], ...] = (
     (BF16, 2880, 32, 4, "llama"),
     (BF16, 2048, 128, 8, "llama"),
