@@ -161,7 +161,7 @@ struct Piece {
                 return;
             }
 #endif
-        for_row_tiles<WIDE>(rows(), [&](int64_t first, auto count) {
+        for_row_tiles<SUMS / WIDE>(rows(), [&](int64_t first, auto count) {
             const C* queries = scratch.queries + first * a->head_dim;
             float* values = sums.values + first * width();
             if constexpr (count <= IN_PLACE_ROWS) {

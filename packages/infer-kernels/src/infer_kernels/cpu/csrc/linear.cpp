@@ -19,20 +19,17 @@ struct Linear {
     int64_t outputs;
 };
 
-// Returns the inputs, tile by tile as `copy_tile` orders them.
-template <class T>
-const T* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block, Team& team) {
-    if (rows == 1 && layer.inputs == padded<T>(layer.inputs)) return layer.x;
-    Arrangement arranged(team, rows, rows * padded<T>(layer.inputs) * sizeof(T) / sizeof(float) + 1);
-    T* copies = reinterpret_cast<T*>(arranged.memory);
+// Returns the inputs, tile by tile as `copy_tiles` orders them.
+template <class X, class T>
+const X* arrange_inputs(const Linear<T>& layer, int64_t rows, int64_t row_block, Team& team) {
+    if constexpr (std::is_same_v<T, X>)
+        if (rows == 1 && layer.inputs == padded<T>(layer.inputs)) return layer.x;
+    Arrangement arranged(team, rows, rows * padded<T>(layer.inputs) * sizeof(X) / sizeof(float) + 1);
+    X* copies = reinterpret_cast<X*>(arranged.memory);
     for (int64_t block = 0; block < rows; block += row_block)
-        for_row_tiles<NARROW>(std::min(row_block, rows - block), [&](int64_t first, auto num_rows) {
-            if (!arranged.is_mine()) return;
-            first += block;
-            copy_tile<num_rows>(
-                copies + first * padded<T>(layer.inputs), INPUTS_TOGETHER<T> * num_rows,
-                [&](int64_t row) { return layer.x + (first + row) * layer.x_stride; }, layer.inputs);
-        });
+        copy_tiles<T>(
+            copies + block * padded<T>(layer.inputs), [&](int64_t row) { return layer.x + (block + row) * layer.x_stride; },
+            layer.inputs, std::min(row_block, rows - block), [&] { return arranged.is_mine(); });
     arranged.end();
     return copies;
 }
@@ -63,6 +60,18 @@ void multiply_in_tiles(const Linear<bf16>& a, const Layer<bf16>& layer, Team& te
 }
 #endif
 
+template <class X, class T>
+void multiply_rows(const Linear<T>& a, const Layer<T>& layer, int64_t rows, Team& team) {
+    constexpr int MOST = TILE_ROWS<T, X>;
+    int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(X)) / MOST * MOST;
+    int64_t row_block = std::max<int64_t>(8 * MOST, cached);
+    const X* tiles = arrange_inputs<X>(a, rows, row_block, team);
+    for_panels(team, rows, row_block, (layer.outputs + PANEL - 1) / PANEL,
+               [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
+                   multiply_panel(layer, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_row, taken);
+               });
+}
+
 template <class T>
 void linear(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Linear<T>*>(arguments);
@@ -72,13 +81,9 @@ void linear(const void* arguments, Team& team) {
     if constexpr (std::is_same_v<T, bf16>)
         if (amx::is_granted() && rows > 0) return multiply_in_tiles(a, layer, team);
 #endif
-    int64_t cached = CACHED_BYTES / (layer.inputs * (int64_t)sizeof(T)) / TILE_ROWS * TILE_ROWS;
-    int64_t row_block = std::max<int64_t>(8 * TILE_ROWS, cached);
-    const T* tiles = arrange_inputs(a, rows, row_block, team);
-    for_panels(team, rows, row_block, (layer.outputs + PANEL - 1) / PANEL,
-               [&](int64_t panel, int64_t next, int64_t first_row, int64_t taken) {
-                   multiply_panel(layer, tiles, panel, next < 0 ? nullptr : layer.panel(next), first_row, taken);
-               });
+    if constexpr (WIDENS<T>)
+        if (rows > TILE_ROWS<T, T>) return multiply_rows<float>(a, layer, rows, team);
+    multiply_rows<T>(a, layer, rows, team);
 }
 
 // A weight in panels.

@@ -91,17 +91,14 @@ T* memory_for_inputs(int64_t count) {
     return reinterpret_cast<T*>(own.data());
 }
 
-// Returns a block's inputs, tile by tile as `copy_tile` orders them.
-template <class T>
-const T* arrange_block(const Products<T>& a, const Block& block) {
+// Returns a block's inputs, tile by tile as `copy_tiles` orders them.
+template <class X, class T>
+const X* arrange_block(const Products<T>& a, const Block& block) {
     int64_t inputs = padded<T>(a.inputs);
-    if (block.rows == 1 && a.inputs == inputs) return row_of(a, block, 0);
-    T* copies = memory_for_inputs<T>(block.rows * inputs);
-    for_row_tiles<NARROW>(block.rows, [&](int64_t start, auto num_rows) {
-        copy_tile<num_rows>(
-            copies + start * inputs, INPUTS_TOGETHER<T> * num_rows, [&](int64_t row) { return row_of(a, block, start + row); },
-            a.inputs);
-    });
+    if constexpr (std::is_same_v<T, X>)
+        if (block.rows == 1 && a.inputs == inputs) return row_of(a, block, 0);
+    X* copies = memory_for_inputs<X>(block.rows * inputs);
+    copy_tiles<T>(copies, [&](int64_t row) { return row_of(a, block, row); }, a.inputs, block.rows, [] { return true; });
     return copies;
 }
 
@@ -153,9 +150,19 @@ void products(const void* arguments, Team& team) {
         }
 #endif
     const T* tiles = nullptr;
+    const float* widened = nullptr;
     for_layers(
-        a, team, [&](const Block& block) { tiles = arrange_block(a, block); },
+        a, team,
+        [&](const Block& block) {
+            if constexpr (WIDENS<T>) {
+                widened = block.rows > TILE_ROWS<T, T> ? arrange_block<float>(a, block) : nullptr;
+                if (widened) return;
+            }
+            tiles = arrange_block<T>(a, block);
+        },
         [&](const Layer<T>& layer, const Block& block, int64_t panel, const T* next) {
+            if constexpr (WIDENS<T>)
+                if (widened) return multiply_panel(layer, widened, panel, next, 0, block.rows);
             multiply_panel(layer, tiles, panel, next, 0, block.rows);
         });
 }

@@ -43,6 +43,15 @@ static inline int64_t panel_size(int64_t inputs) {
     return padded<T>(inputs) * 16 * VECTORS;
 }
 
+// Whether a dense layer's inputs of T become fp32 where they are arranged: without AVX512 products of bf16 are those of fp32, and
+// to widen inputs again for each panel took as many instructions as to multiply them.
+template <class T>
+#if defined(__x86_64__) && !defined(__AVX512F__)
+inline constexpr bool WIDENS = std::is_same_v<T, bf16>;
+#else
+inline constexpr bool WIDENS = false;
+#endif
+
 // The inputs of a tile of rows. Where one row's lie side by side, `stride` is the distance of two rows, and `step` that
 // of two inputs, or pairs of bf16.
 template <class T>
@@ -121,6 +130,43 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
 }
 #endif
 
+#if defined(__x86_64__) && !defined(__AVX512F__)
+// The same with inputs that are fp32, one vector after the other: its sums, both parts of its weights, and one input are all
+// that sixteen registers hold.
+template <int ROWS, int VECTORS, bool PREFETCHES = false>
+[[gnu::always_inline]] static inline void add_product(Floats (&sums)[ROWS][VECTORS], Inputs<float> x, const bf16* panel,
+                                                      int64_t inputs, const bf16* next = nullptr) {
+    static_assert(Floats::PARTS == 2);
+    for (int vector = 0; vector < VECTORS; vector++) {  // not unrolled: GCC keeps the sums of one in registers
+        Floats::Part first[ROWS], second[ROWS];
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            first[row] = sums[row][vector].parts[0];
+            second[row] = sums[row][vector].parts[1];
+        });
+        const float* at = x.first;
+        const bf16* weights = panel + 32 * vector;
+        auto add = [&](Words words) ALWAYS_INLINE {
+            Floats::Part one = as_floats(words).parts[0], other = as_floats(words).parts[1];
+            unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+                Floats::Part input = splat(at[row * x.stride]).parts[0];
+                first[row] = add_product(first[row], one, input);
+                second[row] = add_product(second[row], other, input);
+            });
+            at += x.step;
+        };
+        for (int64_t k = 0; k < inputs; k += 2, weights += 32 * VECTORS) {
+            add(load_vector<Words>(weights) << 16);
+            add(load_vector<Words>(weights) & 0xffff0000u);
+            if constexpr (PREFETCHES) __builtin_prefetch(next + (weights - panel), 0, 2);
+        }
+        unrolled<ROWS>([&](auto row) ALWAYS_INLINE {
+            sums[row][vector].parts[0] = first[row];
+            sums[row][vector].parts[1] = second[row];
+        });
+    }
+}
+#endif
+
 // The same one input at a time, whose weights are `step` apart.
 template <int ROWS, int VECTORS, class T>
 ALWAYS_INLINE static inline void add_inputs(Floats (&sums)[ROWS][VECTORS], Inputs<T> x, const T* panel, int64_t step,
@@ -160,10 +206,9 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false, class T>
     });
 }
 
-// Calls `use(first, count)` for tiles of at most SUMS / VECTORS rows, as equal as possible; `count` is a constant.
-template <int VECTORS, class Use>
+// Calls `use(first, count)` for tiles of at most MOST rows, as equal as possible; `count` is a constant.
+template <int MOST, class Use>
 static inline void for_row_tiles(int64_t rows, Use use) {
-    constexpr int MOST = SUMS / VECTORS;
     int64_t tiles = (rows + MOST - 1) / MOST;
     for (int64_t first = 0; tiles > 0; tiles--) {
         int64_t count = rows / tiles;

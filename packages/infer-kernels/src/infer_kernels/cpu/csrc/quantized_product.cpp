@@ -211,7 +211,7 @@ template <Encoding ENCODING>
 void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, const uint8_t* next,
                            const QuantizedRows& x, int64_t first_row, int64_t rows, float* sums) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-    for_row_tiles<SUMS / 6>(rows, [&](int64_t start, auto num_rows) {
+    for_row_tiles<6>(rows, [&](int64_t start, auto num_rows) {
         const uint8_t* asked = start + num_rows == rows ? next : nullptr;
         float* to = sums + start * PANEL;
         if constexpr (num_rows == 1)
@@ -233,9 +233,9 @@ void multiply_in_registers(const QuantizedLayout& layout, const uint8_t* panel, 
     // Weights of other encodings have small groups; tiles of many rows for them would take long to compile.
     constexpr bool IS_ALWAYS_SMALL = SMALL_GROUP > 0 && ENCODING != Encoding::INT8 && ENCODING != Encoding::INT4;
     if constexpr (!IS_ALWAYS_SMALL) {
-        if (layout.group_size > SMALL_GROUP || layout.groups() == 1) return for_row_tiles<SUMS / MOST_ROWS>(rows, multiply);
+        if (layout.group_size > SMALL_GROUP || layout.groups() == 1) return for_row_tiles<MOST_ROWS>(rows, multiply);
     }
-    for_row_tiles<SUMS / FEW_ROWS>(rows, multiply);
+    for_row_tiles<FEW_ROWS>(rows, multiply);
 #endif
 }
 
