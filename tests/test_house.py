@@ -48,7 +48,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 30_900,
+    "packages/infer-kernels/src": 31_040,
     "packages/infer-kernels/tests": 14_900,
     "packages/infer-models/src": 20_500,
     "packages/infer-models/tests": 10_600,
@@ -60,7 +60,7 @@ CEILINGS: dict[str, int] = {
     "packages/infer-server/tests": 10_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
-    "benchmarks/src": 13_000,
+    "benchmarks/src": 13_080,
     "benchmarks/tests": 3_650,
     "tests": 15_700,
     "examples": 1_100,

@@ -17,6 +17,7 @@ SMOKE = {
     "prompt-budget": ("", r"\| Llama-3.1-8B \| x1 \| none \|"),
     "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
     "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),
+    "busy": ("", r"\| 1 \| 1 \| [\d.]+ \(1\.00\) \| [\d.]+ \(\d\.\d\d\)"),
     "scaling": ("", r"\| 4 \| 1 \| least_loaded \|"),
     "steps": (
         "--rounds 1 --steps 2 --sequences 2 --beside 96 --profile",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from infer_engine.assembly import runner
+from infer_engine.model_runner import graph_runner
 from infer_engine.model_runner.graphs import gpu_graphs
 from infer_engine.model_runner.graphs.checks import graph_check
 from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
@@ -76,7 +77,7 @@ def test_the_proof_computes_the_logits_of_few_rows_at_once_and_keeps_no_memory(
         return compute(model, hidden, indices)
 
     kept: list[int] = []
-    capture = runner.capture_steps
+    capture = graph_runner.capture_steps
 
     def captured(*args: Any, **named: Any) -> GraphReport | None:
         monkeypatch.setattr(CausalLM, "logits", recorded)

@@ -48,6 +48,7 @@ BENCHMARKS = {
         "kernels.prefill_configs",
         "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
     ),
+    "busy": ("offline.busy", "two threads against one, beside processes that keep the CPU busy"),
     "product-configs": (
         "kernels.product_configs",
         "tile shapes of invariant products and of experts: the compiler's facts, rates on a GPU",

@@ -31,6 +31,10 @@ def team_of_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("programs"), "team_of_threads")
 
 
+LEAST_SHARE = 60
+"""Hundredths of the time in which the fastest number computes, trials of others aside."""
+
+
 @pytest.fixture(scope="module")
 def number_of_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chooses how many threads compute."""
@@ -68,13 +72,54 @@ def test_threads_share_nothing_without_order(tmp_path: Path) -> None:
         ("rest busy rest", [4, 1, 4]),
         ("busy half rest", [1, 2, 4]),
         ("mixed", [4]),  # steps that cannot be compared say nothing
+        ("noisy rest noisy", [1, 4, 1]),
+        ("lively rest lively", [1, 4, 1]),
     ],
 )
 def test_fewer_threads_compute_while_that_is_faster(
     number_of_threads: Path, stretches: str, num_threads: list[int]
 ) -> None:
-    lines = output(number_of_threads, *stretches.split()).splitlines()
-    assert lines == [f"{each} {number}" for each, number in zip(stretches.split(), num_threads, strict=True)]
+    found = [line.split() for line in output(number_of_threads, *stretches.split()).splitlines()]
+    assert [(stretch, int(most)) for stretch, most, _ in found] == list(
+        zip(stretches.split(), num_threads, strict=True)
+    )
+    assert [share for _, _, share in found if int(share) < LEAST_SHARE] == []
+
+
+def test_what_makes_no_difference_is_seldom_asked(number_of_threads: Path) -> None:
+    ((_, _, share),) = [line.split() for line in output(number_of_threads, "like").splitlines()]
+    assert int(share) > LEAST_SHARE
+
+
+UNWANTED = """
+import os, torch
+from infer_kernels import linear, prepack
+def sleeps():
+    counts = []
+    for task in os.listdir("/proc/self/task"):
+        if open(f"/proc/self/task/{task}/comm").read().strip() == "infer-kernels":
+            (line,) = [line for line in open(f"/proc/self/task/{task}/status") if line.startswith("voluntary_ctxt")]
+            counts.append(int(line.split()[1]))
+    return sorted(counts)
+x, weight = torch.ones(70, 64), prepack(torch.ones(512, 64))
+for num_threads in (3, 2):
+    torch.set_num_threads(num_threads)
+    linear(x, weight)
+before = sleeps()
+for _ in range(500):
+    linear(x, weight)
+    os.sched_yield()
+print(len(before), min(after - then for after, then in zip(sleeps(), before)))
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="this system does not say how often a thread has slept"
+)
+def test_a_thread_that_computes_nothing_is_not_woken() -> None:
+    num_threads, num_sleeps = map(int, output(sys.executable, "-c", UNWANTED).split())
+    assert num_threads == 2
+    assert num_sleeps < 20
 
 
 FORK = """

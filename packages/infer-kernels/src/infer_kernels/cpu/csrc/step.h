@@ -38,7 +38,7 @@ class Step {
     Stage begin(const Call* calls, int64_t count, int size) {
         calls_ = calls;
         count_ = count;
-        size_.store(size, std::memory_order_relaxed);
+        if (size_.load() != (uint32_t)size) size_.store((uint32_t)size);
         call_ = 0;
         return open(1, true);
     }
@@ -72,12 +72,14 @@ class Step {
             if (!patience.looks_again()) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
 
-    // Whether that thread is one of the step.
-    bool wants(int thread) const { return thread < size_.load(std::memory_order_relaxed); }
+    // Returns when that thread is one of the latest step's. The stages of steps without it do not wake it.
+    void wait_until_wanted(int thread) {
+        for (uint32_t size; (uint32_t)thread >= (size = size_.load());) size_.wait_while(size, 0);
+    }
 
     // For members of a stage:
 
-    int size() const { return size_.load(std::memory_order_relaxed); }
+    int size() const { return (int)size_.load(); }
     const Call& call() const { return calls_[call_]; }
     Stage first_of_call() const { return first_of_call_; }
 
@@ -133,7 +135,7 @@ class Step {
     const Call* calls_ = nullptr;
     int64_t count_ = 0, call_ = 0;
     Stage first_of_call_ = 0;
-    std::atomic<int> size_{1};
+    Awaited size_{1};
     std::atomic<bool> ends_call_{false};
     std::atomic<int> at_barriers_{0};
     std::mutex shared_mutex_;

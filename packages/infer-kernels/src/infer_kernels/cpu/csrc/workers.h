@@ -20,7 +20,7 @@ class Workers {
     ~Workers() {
         is_stopping_.store(true, std::memory_order_release);
         Call nothing{[](const void*, Team&) {}, nullptr, {}};
-        run(&nothing, 1, 1);  // wakes them
+        run(&nothing, 1, INT32_MAX);  // wakes them
         for (auto& thread : threads_) thread.join();
     }
 
@@ -29,7 +29,8 @@ class Workers {
         while ((int)threads_.size() < std::min(size, most_) - 1)
             if (!start()) most_ = (int)threads_.size() + 1;  // the system starts no more
         size = std::min(size, most_);
-        if (size == 1 || count == 1) return run(calls, count, size);
+        if (size == 1) return run(calls, count, size);
+        if (count == 1) return run(calls, count, thread_count_.choose(size));  // too short to be compared
         int64_t began_ns = now_ns(), cpu_began_ns = cpu_ns(), slept_ns = team_.slept_ns;
         run(calls, count, thread_count_.choose(size));
         int64_t ended_ns = now_ns(), ns = ended_ns - began_ns;
@@ -74,12 +75,13 @@ class Workers {
         pthread_setname_np("infer-kernels");
 #endif
         Team team(step_, number);
-        while (!is_stopping_.load(std::memory_order_acquire)) {
+        for (;;) {
+            step_.wait_until_wanted(number);
             Stage stage = step_.stage();
-            bool is_wanted = step_.wants(number);
-            if (is_wanted && step_.join(stage)) stage = team.compute(stage);
+            if (is_stopping_.load(std::memory_order_acquire)) return;  // known to whoever sees the last stage, which nothing ends
+            if (step_.join(stage)) stage = team.compute(stage);
             if (is_over(stage)) amx::release();
-            team.wait_for_end(stage, is_wanted ? Team::LOOK_NS : 0);
+            team.wait_for_end(stage, Team::LOOK_NS);
         }
     }
 
