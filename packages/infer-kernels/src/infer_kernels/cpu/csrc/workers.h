@@ -20,7 +20,7 @@ class Workers {
     ~Workers() {
         is_stopping_.store(true, std::memory_order_release);
         Call nothing{[](const void*, Team&) {}, nullptr, {}};
-        run(&nothing, 1, INT32_MAX);  // wakes them
+        run(&nothing, 1, (int)threads_.size() + 1);  // wakes them
         for (auto& thread : threads_) thread.join();
     }
 
