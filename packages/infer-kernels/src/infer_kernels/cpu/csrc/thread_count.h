@@ -139,7 +139,7 @@ class ThreadCount {
     bool is_decided(int64_t now_ns) {
         double mean = ratios_.mean(), error = ratios_.error();
         bool is_other = ratios_.count >= LEAST_PAIRS && mean < -OTHERS_BOUND * error && mean < -LEAST_GAIN;
-        bool is_usual = ratios_.count >= LEAST_PAIRS ? mean >= USUAL_BOUND * error : mean >= CLEAR_LOSS;
+        bool is_usual = ratios_.count >= LEAST_PAIRS ? mean >= USUAL_BOUND * error : ratios_.count > 1 && mean >= CLEAR_LOSS;
         if (!is_other && !is_usual && ratios_.count < MOST_PAIRS) return false;
         end(now_ns, is_other);
         return true;
