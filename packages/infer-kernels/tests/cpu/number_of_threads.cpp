@@ -31,7 +31,7 @@ int main(int count, char** stretches) {
     for (int i = 1; i < count; i++) {
         const char* stretch = stretches[i];
         bool is_noisy = is_one_of(stretch, {"noisy", "lively", "like"});
-        int64_t middle_ns = now_ns + (is_noisy ? 100'000 : 10'000) * MS, end_ns = 2 * middle_ns - now_ns;
+        int64_t middle_ns = now_ns + (is_noisy ? 100'000 : 30'000) * MS, end_ns = 2 * middle_ns - now_ns;
         std::map<int, int64_t> times;
         for (int before = 4; now_ns < end_ns;) {
             int64_t size = threads.choose(4), ns = 40 * MS / size;

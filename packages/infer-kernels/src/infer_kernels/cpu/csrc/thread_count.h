@@ -65,7 +65,7 @@ class ThreadCount {
 
    private:
     static constexpr int64_t REMEMBERED_NS = 400'000'000, BLOCK_NS = 25'000'000;
-    static constexpr int64_t LEAST_PAUSE_NS = 250'000'000, MOST_PAUSE_NS = 8'000'000'000, MOST_BUSY_PAUSE_NS = 32'000'000'000;
+    static constexpr int64_t LEAST_PAUSE_NS = 250'000'000, MOST_PAUSE_NS = 8'000'000'000, MOST_BUSY_PAUSE_NS = 16'000'000'000;
     static constexpr int LEAST_STEPS = 3;  // of a block that are counted
     static constexpr int LEAST_PAIRS = 4, MOST_PAIRS = 32, MOST_UNLIKE_STEPS = 64;
     static constexpr double OTHERS_BOUND = 2, USUAL_BOUND = 1;  // standard errors
