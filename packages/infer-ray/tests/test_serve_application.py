@@ -1,11 +1,13 @@
 """The application as `serve run` deploys it: it grows and shrinks with its requests, and is redeployed under them."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,20 @@ BODIES = mixed_bodies(16)
 GIVE_UP_S = 180
 
 
+def free_port() -> int:
+    """Return a port that nothing listens on, of those that systems give to no connection, of which Ray opens many."""
+    for port in range(20_000 + os.getpid() % 5_000, 30_000):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 class Deployer:
     """A program that deploys the application on a cluster of its own, as often as it is told to."""
 
     def __init__(self, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
         self._num_deployed = 0
