@@ -43,10 +43,10 @@ static inline int64_t panel_size(int64_t inputs) {
     return padded<T>(inputs) * 16 * VECTORS;
 }
 
-// Whether a dense layer's inputs of T become fp32 where they are arranged: without AVX512 products of bf16 are those of fp32, and
-// to widen inputs again for each panel took as many instructions as to multiply them.
+// Whether a dense layer's inputs of T become fp32 where they are arranged: with AVX2 products of bf16 are those of fp32, and to
+// widen inputs again for each panel took as many instructions as to multiply them.
 template <class T>
-#if defined(__x86_64__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 inline constexpr bool WIDENS = std::is_same_v<T, bf16>;
 #else
 inline constexpr bool WIDENS = false;
@@ -130,7 +130,7 @@ template <int ROWS, int VECTORS, bool PREFETCHES = false>
 }
 #endif
 
-#if defined(__x86_64__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 // The same with inputs that are fp32, one vector after the other: its sums, both parts of its weights, and one input are all
 // that sixteen registers hold.
 template <int ROWS, int VECTORS, bool PREFETCHES = false>
