@@ -245,6 +245,14 @@ CPU_KERNEL_SOURCES = "packages/infer-kernels/src/infer_kernels/cpu/csrc"
 EMULATED_AMX = "-DINFER_EMULATED_AMX=1"
 AMX_INSTRUCTIONS = "-mamx-tile -mamx-bf16 -mamx-int8"
 AVX_VNNI = f"-march=x86-64-v3 -include {Path('packages/infer-kernels/tests/avx_vnni.h').resolve()}"
+COMPUTES_WITH = {
+    "-march=x86-64-v4": "AVX512",
+    "-march=x86-64-v3": "AVX2",
+    AVX_VNNI: "AVX2 with VNNI",
+    "-march=x86-64": "this CPU",
+    EMULATED_AMX: "emulated AMX",
+}
+"""What libraries of bf16 say of themselves: where flags are refused others are tried, and would be tested instead."""
 
 
 @nox.session
@@ -288,6 +296,9 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
         env["LD_PRELOAD"] = str(traps)
         options = ("-p", "no:faulthandler")  # whose handler would take the place of ours
     session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
+    if flags in COMPUTES_WITH:
+        found = "from infer_kernels.cpu import library; found = library('bfloat16').instruction_set"
+        session.run("python", "-c", f"{found}; assert found == '{COMPUTES_WITH[flags]}', found", env=env)
     options += ("-k", "not pytorch")  # plain PyTorch computes without the kernels
     run_tests(session, "-m", "not full", *options, *INSTRUCTION_SET_TESTS, env=env)
 
