@@ -20,7 +20,7 @@ from triton.runtime.errors import OutOfResources
 
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import Work, gate_up, mix
-from infer_bench.kernels.prefill_configs import facts
+from infer_bench.kernels.prefill_configs import HEAD, facts
 from infer_bench.results import table
 from infer_kernels import linear_invariant
 from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
@@ -96,12 +96,11 @@ def describe(tiles: Sequence[ProductTile], arch: int) -> str:
                 with product_tiles(tile), compile_afresh(arch) as log:
                     make(bench).launch()
             except OutOfResources:
-                rows.append([label(tile), name, "does not fit", *[""] * 6])
+                rows.append([label(tile), name, "does not fit", *[""] * (len(HEAD) - 3)])
                 continue
             kernel = next(each for each in log.compiled if each.name == name)
             rows.append([label(tile), name, *facts(kernel, arch)])
-    head = ("tile", "kernel", "registers", "spilled bytes", "shared KiB", "programs per SM", "warps per SM")
-    return table([*head, "products", "copies"], rows)
+    return table(["tile", "kernel", *HEAD[2:]], rows)
 
 
 def time_tiles(tiles: Sequence[ProductTile]) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 from infer_bench.results import argument_parser, save, table
 from infer_bench.shapes import NO_DRAFTS
@@ -35,9 +36,9 @@ class Side:
         """Start the process."""
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        os.environ["OMP_NUM_THREADS"] = str(num_threads)  # which the process inherits
         self._process = context.Process(target=serve, args=(other, model, num_tokens), daemon=True)
-        self._process.start()
+        with patch.dict(os.environ, OMP_NUM_THREADS=str(num_threads)):  # which the process inherits
+            self._process.start()
         self._connection.recv()
 
     def tokens_per_s(self, num_sequences: int) -> float:

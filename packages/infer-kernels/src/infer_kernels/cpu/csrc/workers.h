@@ -30,7 +30,7 @@ class Workers {
             if (!start()) most_ = (int)threads_.size() + 1;  // the system starts no more
         size = std::min(size, most_);
         if (size == 1) return run(calls, count, size);
-        if (count == 1) return run(calls, count, thread_count_.choose(size));  // too short to be compared
+        if (count == 1) return run(calls, count, thread_count_.choose(size));  // as many as steps have shown
         int64_t began_ns = now_ns(), cpu_began_ns = cpu_ns(), slept_ns = team_.slept_ns;
         run(calls, count, thread_count_.choose(size));
         int64_t ended_ns = now_ns(), ns = ended_ns - began_ns;
