@@ -349,17 +349,6 @@ def test_experts_compile_their_two_products_and_all_else_once_for_all_batches(
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
 
 
-@pytest.mark.parametrize(("capability", "rows_of_tiles"), [(80, [64]), (90, [64, 128])])
-def test_experts_of_many_rows_take_larger_tiles_on_hopper(capability: int, rows_of_tiles: list[int]) -> None:
-    with compile_afresh(capability) as log:
-        for num_pairs in (2, 127 * len(GATE_UP), 128 * len(GATE_UP), 4096 * len(GATE_UP)):
-            ids = torch.zeros(num_pairs // 2, 2, dtype=torch.int32)
-            x = torch.empty(len(ids), HIDDEN, dtype=GATE_UP.dtype)
-            fused_moe(x, GATE_UP, DOWN, ids, ids.float(), activation="silu_and_mul")
-    products = [kernel for kernel in log.compiled if kernel.name == "_expert_products_kernel"]
-    assert [kernel.constants["ROWS"] for kernel in products] == [rows for rows in rows_of_tiles for _ in range(2)]
-
-
 def test_experts_compile_few_tiles_where_bits_may_depend_on_the_batch() -> None:
     def count(tokens: list[int], *, is_invariant: bool) -> int:
         with compile_afresh(90) as log:
