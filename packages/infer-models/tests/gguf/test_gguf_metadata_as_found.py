@@ -140,7 +140,7 @@ def test_an_end_of_turns_may_be_a_user_defined_token(tmp_path: Path) -> None:
 def test_keys_that_nobody_reads_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = {"expert_weights_scale": 2.5, "vision.block_count": 1, "vocab_size": 320}
     path = save("llama", tmp_path, own)
-    rewrite(path, fim_pre_token_ids=[1], words_to_remove=[1])
+    rewrite(path, fim_pre_token_ids=[1], words_to_remove=[1], add_space_prefix=False)
     for _ in range(2):
         read_checkpoint_config(path)
         Tokenizer.from_folder(path)

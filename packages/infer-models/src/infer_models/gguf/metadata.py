@@ -27,7 +27,7 @@ _MEANINGLESS = (
     *("add_sep_token", "added_tokens", "cls_token_id", "fim_", "middle_token_id", "prefix_token_id"),
     *("suffix_token_id", "token_type_count"),
     *("eos_token_id", "eot_token_id", "eom_token_id", "suppress_tokens"),  # read with what is generated
-    *("merges", "pre", "scores"),  # of tokenizers of another kind
+    *("add_space_prefix", "merges", "pre", "scores"),  # of tokenizers of another kind
 )
 """Beginnings of keys, after the architecture or `TOKENIZER`, that change nothing where nobody reads them."""
 

@@ -43,7 +43,10 @@ inline void copy_row(float* to, const T* from, int64_t size) {
 template <class K>
 constexpr bool HAS_SCALES = std::is_same_v<K, int8_t>;
 
-constexpr int ROWS_TOGETHER = std::max(SUMS / WIDE, amx::MOST_ROWS);  // that one product computes
+// Rows that one product computes, of a cache of C and inputs of X.
+template <class C, class X = C>
+constexpr int TOGETHER = (std::is_same_v<C, X> ? 1 : 2) * SUMS / WIDE;
+constexpr int ROWS_TOGETHER = std::max(2 * SUMS / WIDE, amx::MOST_ROWS);
 
 // A thread's memory for one piece of work.
 template <class K, class C>
@@ -51,10 +54,12 @@ struct Scratch {
     TileRows<K> now, next;
     int64_t positions[TILE_ROWS];
     alignas(64) C queries[TILE_ROWS * MOST_HEAD_DIM];
+    alignas(64) float widened_queries[WIDENS<C> ? TILE_ROWS * MOST_HEAD_DIM : 1];
     alignas(64) C query_pairs[FEW_ROWS * MOST_HEAD_DIM];
     alignas(64) C keys[TILE * MOST_HEAD_DIM];
     alignas(64) C values[TILE * MOST_HEAD_DIM];
     alignas(64) C probabilities[ROWS_TOGETHER * TILE];
+    alignas(64) float widened_probabilities[WIDENS<C> ? ROWS_TOGETHER * TILE : 1];
     alignas(64) float scores[ROWS_TOGETHER * TILE];
     alignas(64) float key_scales[TILE];  // of codes, times the scale of all scores
     alignas(64) float value_scales[TILE];
@@ -72,6 +77,8 @@ struct Piece {
     using C = typename Operand<T>::Type;
 
     int64_t rows() const { return positions * a->group(); }
+    // Whether queries and probabilities are widened before products, not in them: that takes more than the rows of one tile.
+    bool is_widened() const { return WIDENS<C> && rows() > TOGETHER<C>; }
     int64_t padded_rows() const { return takes_amx<C>() ? amx::RowTiles(rows()).padded_rows() : rows(); }
     // The elements of a head, with zeros up to what products want.
     int64_t depth() const {
@@ -88,10 +95,15 @@ struct Piece {
 
     void load_queries(Scratch<K, C>& scratch) const {
         for (int64_t row = 0; row < rows(); row++) {
-            C* query = scratch.queries + row * depth();
-            copy_row(query, a->q + offset(row, a->q_stride_token, a->q_stride_head), a->head_dim);
-            std::fill(query + a->head_dim, query + depth(), C{});
+            const T* from = a->q + offset(row, a->q_stride_token, a->q_stride_head);
             scratch.positions[row] = position(row);
+            if (is_widened()) {
+                copy_row(scratch.widened_queries + row * a->head_dim, from, a->head_dim);
+                continue;
+            }
+            C* query = scratch.queries + row * depth();
+            copy_row(query, from, a->head_dim);
+            std::fill(query + a->head_dim, query + depth(), C{});
         }
 #if HAS_AMX_BF16
         if constexpr (std::is_same_v<C, bf16>)
@@ -148,37 +160,43 @@ struct Piece {
                 if (rows() <= FEW_ROWS) {
                     multiply_few_keys(scratch.scores, scratch.query_pairs, rows(), scratch.keys, scratch.now.keys,
                                       scratch.next.keys, a->head_dim, depth());
-                    soften_all(scratch, 0, rows(), tile, sums);
+                    soften_all(scratch, scratch.probabilities, 0, rows(), tile, sums);
                     multiply_few_values(sums.values, width(), scratch.probabilities, scratch.values, a->head_dim);
                     return;
                 }
                 amx::RowTiles tiles(rows());
                 for (int64_t first = 0; first < rows(); first += tiles.height) {
                     multiply_keys(scratch.scores, scratch.queries + first * depth(), scratch.keys, depth());
-                    soften_all(scratch, first, std::min(tiles.height, rows() - first), tile, sums);
+                    soften_all(scratch, scratch.probabilities, first, std::min(tiles.height, rows() - first), tile, sums);
                     multiply_values(sums.values + first * width(), width(), scratch.probabilities, scratch.values, a->head_dim);
                 }
                 return;
             }
 #endif
-        for_row_tiles<SUMS / WIDE>(rows(), [&](int64_t first, auto count) {
-            const C* queries = scratch.queries + first * a->head_dim;
-            float* values = sums.values + first * width();
-            if constexpr (count <= IN_PLACE_ROWS) {
-                if (!is_packed) {
-                    multiply_keys<count>(scratch.scores, queries, scratch.now.keys, scratch.next.keys, a->head_dim);
-                    soften_all(scratch, first, count, tile, sums);
-                    multiply_values<count>(values, width(), scratch.probabilities, scratch.now.values, scratch.next.values,
-                                           a->head_dim);
-                    return;
-                }
-            }
+        if constexpr (WIDENS<C>)
+            if (is_widened())
+                return add_packed_tile(scratch, scratch.widened_queries, scratch.widened_probabilities, tile, sums);
+        if (is_packed) return add_packed_tile(scratch, scratch.queries, scratch.probabilities, tile, sums);
+        if constexpr (IN_PLACE_ROWS > 0)
+            for_row_tiles<IN_PLACE_ROWS>(rows(), [&](int64_t, auto count) {
+                multiply_keys<count>(scratch.scores, scratch.queries, scratch.now.keys, scratch.next.keys, a->head_dim);
+                soften_all(scratch, scratch.probabilities, 0, count, tile, sums);
+                multiply_values<count>(sums.values, width(), scratch.probabilities, scratch.now.values, scratch.next.values,
+                                       a->head_dim);
+            });
+    }
+
+    // Adds a packed tile, of rows whose queries are X [rows, head_dim].
+    template <class X>
+    void add_packed_tile(Scratch<K, C>& scratch, const X* queries, X* probabilities, int64_t tile, const Sums& sums) const {
+        for_row_tiles<TOGETHER<C, X>>(rows(), [&](int64_t first, auto count) {
             for (int panel = 0; panel < TILE / PANEL; panel++)
-                multiply_panel<count>(scratch.scores + panel * PANEL, TILE, Inputs<C>{queries, a->head_dim},
+                multiply_panel<count>(scratch.scores + panel * PANEL, TILE, Inputs<X>{queries + first * a->head_dim, a->head_dim},
                                       scratch.keys + panel * panel_size<WIDE, C>(a->head_dim), a->head_dim, true);
-            soften_all(scratch, first, count, tile, sums);
+            soften_all(scratch, probabilities, first, count, tile, sums);
+            float* values = sums.values + first * width();
             for (int64_t i = 0; i < width(); i += PANEL)
-                multiply_panel<count>(values + i, width(), Inputs<C>{scratch.probabilities, TILE},
+                multiply_panel<count>(values + i, width(), Inputs<X>{probabilities, TILE},
                                       scratch.values + i / PANEL * panel_size<WIDE, C>(TILE), TILE, false);
         });
     }
@@ -186,12 +204,15 @@ struct Piece {
     // What scores are multiplied by before a soft cap, or before they are powers of 2.
     float score_scale() const { return (float)(a->soft_cap != 0.0 ? a->scale / a->soft_cap : a->scale * LOG2_E); }
 
-    void soften_all(Scratch<K, C>& scratch, int64_t first_row, int64_t rows, int64_t tile, const Sums& sums) const {
-        for (int64_t row = 0; row < rows; row++) soften(scratch, row, first_row + row, tile, sums);
+    template <class X>
+    void soften_all(Scratch<K, C>& scratch, X* probabilities, int64_t first_row, int64_t rows, int64_t tile,
+                    const Sums& sums) const {
+        for (int64_t row = 0; row < rows; row++) soften(scratch, probabilities + row * TILE, row, first_row + row, tile, sums);
     }
 
     // Turns the scores of a row, the one of that `index` in the scratch, into probabilities relative to the largest so far.
-    void soften(Scratch<K, C>& scratch, int64_t index, int64_t row, int64_t tile, const Sums& sums) const {
+    template <class X>
+    void soften(Scratch<K, C>& scratch, X* probabilities, int64_t index, int64_t row, int64_t tile, const Sums& sums) const {
         static const float NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const Floats lanes = load16(NUMBERS);
         int64_t last = scratch.positions[row] - tile, first = a->first_key(scratch.positions[row]) - tile;
@@ -209,10 +230,9 @@ struct Piece {
             scores[i] = score;
             most = maximum(most, score);
         }
-        C* probabilities = scratch.probabilities + index * TILE;
         float before = sums.largest[row], now = std::max(before, largest(most));
         if (now == MINUS_INFINITY) {
-            std::fill_n(probabilities, TILE, C{});
+            std::fill_n(probabilities, TILE, X{});
             return;
         }
         Floats total = load_vector<Floats>(sums.totals + 16 * row);
@@ -227,7 +247,7 @@ struct Piece {
             Floats probability = exp2_16(scores[i] - now);
             total += probability;
             if constexpr (HAS_SCALES<K>) probability *= load_vector<Floats>(scratch.value_scales + 16 * i);
-            store16(probabilities + 16 * i, probability);
+            store16(probabilities + 16 * i, std::is_same_v<X, C> ? probability : rounded<C>(probability));
         }
         store_vector(sums.totals + 16 * row, total);
     }

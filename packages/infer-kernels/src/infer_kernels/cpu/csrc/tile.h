@@ -66,8 +66,8 @@ void pack_values(C* panels, const T* const (&values)[TILE], const T* const (&nex
 }
 
 // Adds the products of ROWS rows of inputs with a panel to rows of `sums`, `stride` apart; or stores them.
-template <int ROWS, class C>
-inline void multiply_panel(float* sums, int64_t stride, Inputs<C> x, const C* panel, int64_t inputs, bool is_first) {
+template <int ROWS, class X, class C>
+inline void multiply_panel(float* sums, int64_t stride, Inputs<X> x, const C* panel, int64_t inputs, bool is_first) {
     Floats products[ROWS][WIDE] = {};
     if (!is_first)
         for (int row = 0; row < ROWS; row++)
