@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_integer, require_rank
 from infer_kernels.cpu.calls import empty, is_recording, run
-from infer_kernels.cpu.packed_weight import LAYOUT, PackedQuantizedWeight, layout_arguments
+from infer_kernels.cpu.packed_weight import LAYOUT, PackedQuantizedWeight
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.optional_triton import tl, triton
@@ -34,7 +34,6 @@ from infer_kernels.quantization.code_tiles import (
     scales_of,
     zero_of_codes,
 )
-from infer_kernels.quantization.encodings import TILED
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _WIDEST = 1024
@@ -100,7 +99,7 @@ def embedding_quantized(
     if isinstance(weight, PackedQuantizedWeight):
         _require_ids(ids, weight.out_features)
         return _embedding_quantized_on_cpu(ids, weight, scale, dtype)
-    takes_kernel = takes_triton(weight.values) and weight.encoding not in TILED and weight.is_for_triton
+    takes_kernel = takes_triton(weight.values) and not weight.traits.is_tiled and weight.is_for_triton
     look_up = embedding_quantized_triton if takes_kernel else embedding_quantized_torch
     return look_up(ids, weight, dtype=dtype, scale=scale)
 
@@ -144,7 +143,7 @@ def _embedding_quantized_on_cpu(ids: Tensor, weight: PackedQuantizedWeight, scal
         weight.panels.data_ptr(),
         weight.out_features,
         scale,
-        *layout_arguments(weight),
+        *weight.layout,
     )
     run("embedding_quantized", dtype, len(ids), arguments, work=out.numel())
     return out

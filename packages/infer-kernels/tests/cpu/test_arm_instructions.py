@@ -15,6 +15,7 @@ import pytest
 
 from infer_kernels.cpu.compilation import SOURCE_FOLDER
 from infer_kernels.cpu.compilation.compilers import COMMON_FLAGS
+from infer_kernels.cpu.compilation.encodings_header import write_header
 
 SOURCE = Path(__file__).parents[1] / "arm_inner_loops.cpp"
 GCC, ZIG = "aarch64-linux-gnu-g++", "ziglang"
@@ -63,7 +64,8 @@ def functions_of(compiler: str, cpu: str, folder: Path) -> dict[str, Function]:
     if (compiler, cpu) not in _compiled:
         flags = [flag for flag in COMMON_FLAGS if flag != "-shared"]
         output = folder / "inner_loops.s"
-        own = ["-DELEMENT=bf16", f"-I{SOURCE_FOLDER}", "-S", str(SOURCE), "-o", str(output)]
+        write_header(folder)
+        own = ["-DELEMENT=bf16", f"-I{SOURCE_FOLDER}", f"-I{folder}", "-S", str(SOURCE), "-o", str(output)]
         subprocess.run([*command_of(compiler, cpu), *flags, *own], check=True, capture_output=True)
         _compiled[compiler, cpu] = read_functions(output.read_text(encoding="utf-8"))
     return _compiled[compiler, cpu]

@@ -34,8 +34,8 @@ def has_compiler() -> bool:
 
 
 def libraries(folder: Path) -> list[Path]:
-    """Return what a cache holds beside its lock and the message of a compiler that failed."""
-    return sorted(path for path in folder.iterdir() if path.suffix not in (".lock", ".failed"))
+    """Return what a cache holds beside its lock, headers and the message of a compiler that failed."""
+    return sorted(path for path in folder.iterdir() if path.suffix not in (".lock", ".failed", ".h"))
 
 
 def run(**environment: str) -> str:
@@ -75,6 +75,16 @@ def test_a_library_is_compiled_once_and_found_afterwards(compiled: list[list[str
     assert second.compiler == ""
     assert len(compiled) == 1
     assert libraries(tmp_path / "new") == [first.path]
+
+
+def test_the_header_of_encodings_lies_beside_the_library_that_was_compiled_with_it(
+    compiled: list[list[str]], tmp_path: Path
+) -> None:
+    library = build("float32", cache=tmp_path).path
+    (header,) = tmp_path.glob("*.h")
+    assert library.name.startswith(header.stem)
+    assert "enum class Encoding" in header.read_text()
+    assert any(argument.startswith("-I") for argument in compiled[0])
 
 
 @pytest.mark.covers("configuration/compiled-once")

@@ -16,9 +16,9 @@ from infer_kernels.linear.quantized.linear_quantized import linear_quantized_ref
 from infer_kernels.moe.activation import choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
-from infer_kernels.quantization import Encoding, QuantizedWeight, pack_pairs, tile_microscaled
+from infer_kernels.quantization import ENCODINGS, Encoding, QuantizedWeight, pack_pairs, tile_microscaled
 
-GROUPS: dict[Encoding, int] = {"mxfp4": 32, "nvfp4": 16}
+GROUPS = {name: traits.tiled_group for name, traits in ENCODINGS.items() if traits.tiled}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LARGEST = 128  # exponent plus 127 of the largest scale that tiles take
 

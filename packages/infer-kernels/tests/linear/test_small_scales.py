@@ -15,7 +15,7 @@ from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.cpu import PackedQuantizedWeight
 from infer_kernels.quantization import Encoding, pack_sixes
-from infer_kernels.quantization.encodings import unpack_sixes
+from infer_kernels.quantization.code_packing import unpack_sixes
 from infer_kernels.quantization.quantized_rows import linear_quantized_rows_reference
 
 SHAPES = ((37, 256), (64, 512), (33, 2304), (40, 160))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from infer_kernels import QuantizedWeight, has_quantized_kernel
-from infer_kernels.quantization import Encoding
+from infer_kernels.quantization import ENCODINGS, Encoding
 from infer_models.causal_lm import CausalLM
 from infer_models.config.quantization import QuantizationConfig
 from infer_models.errors import CheckpointError
@@ -203,8 +203,11 @@ def _allocate(weight: OwnWeight, storage: Storage | None, *, device: torch.devic
     )
 
 
-_INTEGERS: tuple[Encoding, ...] = ("int4", "int6", "int8", "iq4", "mxfp4")
-"""Encodings whose numbers are whole ones times a scale; of mxfp4 times half the scale."""
+def _integers_for(encoding: Encoding) -> tuple[Encoding, ...]:
+    """Return the encodings of integers that can hold the numbers of `encoding`, the smallest first."""
+    traits = ENCODINGS[encoding]
+    is_integer = traits.panel is not None and traits.numbers is None
+    return (encoding, *traits.becomes) if is_integer else traits.becomes
 
 
 def _common_storage(storages: AbstractSet[Storage | None]) -> Storage | None:
@@ -214,17 +217,18 @@ def _common_storage(storages: AbstractSet[Storage | None]) -> Storage | None:
     """
     if len(storages) == 1:
         return next(iter(storages))
-    found = [each for each in storages if each is not None and each.encoding in _INTEGERS]
+    found = [each for each in storages if each is not None and _integers_for(each.encoding)]
     sizes = [each.group_size for each in found if each.group_size is not None and not each.has_zeros]
     if not sizes or len(sizes) < len(storages):
         return None
     has_minimums = any(each.has_minimums for each in found)
-    encodings = {each.encoding for each in found}
-    if encodings == {"int4"}:
-        is_alike = all(each.has_minimums == has_minimums for each in found)
-        encoding: Encoding = "int4" if is_alike else "int6"
-    else:
-        encoding = "int6" if encodings <= {"int4", "int6"} else "int8"
+    is_alike = all(each.has_minimums == has_minimums for each in found)
+    encoding = next(
+        each
+        for each in _integers_for(found[0].encoding)
+        if all(each in _integers_for(other.encoding) for other in found)
+        and (is_alike or ENCODINGS[each].zero == ENCODINGS[each].zero_with_minimums)
+    )
     dtypes = {each.scale_dtype for each in found}
     scale_dtype = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
     return Storage(encoding=encoding, group_size=gcd(*sizes), has_minimums=has_minimums, scale_dtype=scale_dtype)
@@ -276,7 +280,8 @@ class _Plan:
             is_table = isinstance(module, VocabParallelEmbedding)
             if is_table and storage is not None and storage.encoding == "mxfp4":
                 storage = replace(storage, encoding="int8")  # the same numbers
-            is_looked_up = is_table and storage is not None and storage.encoding in _INTEGERS and not storage.has_zeros
+            is_integer = storage is not None and not storage.has_zeros and bool(_integers_for(storage.encoding))
+            is_looked_up = is_table and is_integer
             is_small = is_table or module.role == "exact"
             if is_small and storage not in (None, _EIGHT_BITS) and not is_looked_up:
                 return _Choice(None)  # of few bits, and their errors cost most for their size
@@ -349,5 +354,6 @@ class _Plan:
 
 def _widened(storage: Storage) -> Storage:
     """Return a storage of the same numbers that more kernels know, and that can be cut anywhere."""
-    encoding: Encoding = "int8" if storage.encoding in ("int6", "iq4") else storage.encoding
+    traits = ENCODINGS[storage.encoding]
+    encoding = storage.encoding if traits.is_for_triton else traits.becomes[-1]
     return replace(storage, encoding=encoding, scale_dtype=torch.float32)

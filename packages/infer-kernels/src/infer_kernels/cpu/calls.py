@@ -186,6 +186,11 @@ def run(
     loaded.run_call(loaded.address(kernel), _ROWS.pack(rows, 0) + arguments, threads)
 
 
+def ask(function: str, arguments: bytes) -> int:
+    """Return what a C function of a struct says, a whole number that is the same in all libraries."""
+    return _library_of(None).ask(function, arguments)
+
+
 def _library_of(dtype: torch.dtype | None) -> Library:
     """Return the library of `dtype`, which the caller knows to be there."""
     loaded = library(None if dtype is None else DTYPES[dtype])

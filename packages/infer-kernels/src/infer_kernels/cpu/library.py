@@ -51,6 +51,12 @@ class Library:
         self.instruction_set: str = self._handle.instruction_set().decode()
         self.is_amx_refused = bool(self._handle.is_amx_refused())
 
+    def ask(self, function: str, arguments: bytes) -> int:
+        """Return the int64 that a function of a struct returns."""
+        asked = getattr(self._handle, function)
+        asked.restype = ctypes.c_int64
+        return int(asked(ctypes.c_char_p(arguments)))
+
     def address(self, kernel: str) -> int:
         """Return the address of a kernel."""
         found = self._addresses.get(kernel)

@@ -10,18 +10,11 @@ import torch
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization.encodings import Encoding
 
 PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
-ENCODINGS: dict[Encoding, int] = {"int8": 0, "int4": 1, "e2m1": 2, "mxfp4": 2, "nvfp4": 2, "int6": 3, "iq4": 4}
-"""As in `csrc/quantized_layout.h`. Panels have fp32 scales: e2m1, mxfp4 and nvfp4 are one there."""
-BESIDE = {"nothing": 0, "zeros": 1, "minimums": 2}
-"""As in `csrc/quantized_layout.h`."""
-SCALES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
-"""Likewise."""
 LAYOUT = "qqqqq"
-"""`QuantizedLayout` of `csrc/quantized_layout.h`: what `layout_arguments` returns, as `struct` packs it."""
+"""`QuantizedLayout` of `csrc/quantized_layout.h`, as `struct` packs it."""
 
 
 def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -62,19 +55,13 @@ class _FloatPanels(Panels):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedPanels(Panels):
-    """Panels of codes, uint8 [..., panels, bytes of a panel]; see `csrc/quantized_layout.h`.
+    """Panels of codes, uint8 [..., panels, bytes of a panel].
 
     Attributes:
-        encoding: encoding of the codes.
-        group_size: inputs that share a scale.
-        beside: what each group has beside its scales, a value of `BESIDE`.
-        scales: what scales and minimums are, a value of `SCALES`.
+        layout: the fields of `QuantizedLayout` in `csrc/quantized_layout.h`.
     """
 
-    encoding: Encoding
-    group_size: int
-    beside: int
-    scales: int
+    layout: tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +89,3 @@ class PackedQuantizedWeight(QuantizedPanels):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedQuantizedExperts(QuantizedPanels):
     """A quantized weight [experts, out_features, in_features] that only `fused_moe` can read."""
-
-
-def layout_arguments(weight: QuantizedPanels) -> tuple[int, int, int, int, int]:
-    """Return the fields of `QuantizedLayout` in `csrc/quantized_layout.h`."""
-    return weight.in_features, weight.group_size, ENCODINGS[weight.encoding], weight.beside, weight.scales

@@ -11,7 +11,6 @@ from infer_kernels.cpu.packed_weight import (
     LAYOUT,
     PackedExperts,
     PackedQuantizedExperts,
-    layout_arguments,
     panels_shape,
 )
 from infer_kernels.integers import cdiv
@@ -137,6 +136,5 @@ def _multiply(
         arguments = _PRODUCTS.pack(*operands, weight.in_features, weight.out_features, chosen, *routing)
         run("moe_products", x.dtype, tokens, arguments, work=work)
     else:
-        layout = layout_arguments(weight)
-        arguments = _PRODUCTS_QUANTIZED.pack(*operands, weight.out_features, chosen, *layout, *routing)
+        arguments = _PRODUCTS_QUANTIZED.pack(*operands, weight.out_features, chosen, *weight.layout, *routing)
         run("moe_products_quantized", x.dtype, tokens, arguments, work=work)

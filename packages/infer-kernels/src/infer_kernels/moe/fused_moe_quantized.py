@@ -37,7 +37,6 @@ from infer_kernels.moe.fused_moe_triton import (
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.optional_triton import tl, triton
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
-from infer_kernels.quantization.encodings import TILED
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
 
@@ -248,7 +247,7 @@ def _fit_outputs(tile: QuantizedTile, weight: QuantizedWeight, pairs: int | None
     narrow = replace(tile, outputs=_WIDE // 2)
     if weight.in_features < _LONG:
         return narrow
-    is_by_group = weight.scales.shape[-1] > 1 and weight.encoding not in TILED
+    is_by_group = weight.scales.shape[-1] > 1 and not weight.traits.is_tiled
     return replace(narrow, steps=2 * tile.steps) if is_by_group else replace(narrow, inner=2 * tile.inner)
 
 

@@ -1,24 +1,15 @@
 """Weights of four and eight bits: what they hold, and how numbers become them. Knows numbers; knows no checkpoint."""
 
-from infer_kernels.quantization.encodings import (
-    E2M1_VALUES,
-    INT4_ZERO,
-    INT6_ZERO,
-    IQ4_VALUES,
-    Encoding,
-    pack_pairs,
-    pack_sixes,
-    unpack_pairs,
-)
+from infer_kernels.quantization.code_packing import pack_pairs, pack_sixes, unpack_pairs
+from infer_kernels.quantization.encodings import ENCODINGS, INT4_ZERO, INT6_ZERO, Encoding
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.rounding import NotFiniteError, quantize_fp8, quantize_int4, quantize_int8
 from infer_kernels.quantization.tile_microscaled import tile_microscaled
 
 __all__ = [
-    "E2M1_VALUES",
+    "ENCODINGS",
     "INT4_ZERO",
     "INT6_ZERO",
-    "IQ4_VALUES",
     "Encoding",
     "NotFiniteError",
     "QuantizedWeight",

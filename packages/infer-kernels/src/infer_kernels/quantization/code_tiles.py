@@ -54,7 +54,7 @@ def codes_of(weight: QuantizedWeight) -> str:
     if weight.order == "words":
         return {"fp8_e4m3": "fp8_words"}.get(weight.encoding, f"{weight.encoding}_words")
     is_converted = weight.encoding == "fp8_e4m3" and takes_fp8_conversion(weight.device)
-    if weight.encoding in ("mxfp4", "nvfp4"):
+    if weight.traits.tiled:
         return "e2m1"
     return "fp8_device" if is_converted else weight.encoding
 

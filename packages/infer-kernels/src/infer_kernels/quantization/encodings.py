@@ -1,17 +1,13 @@
-"""Encodings of a `QuantizedWeight`: names, dtypes, and how codes of four and six bits lie in bytes.
+"""Encodings of a `QuantizedWeight`: what Python and C++ know of each, written once.
 
-four bits    two codes a byte, the first in the lower half
-six bits     sixteen codes in twelve bytes: eight bytes of their lower four bits, as above, then four bytes, of which
-             byte i has the upper two bits of codes i, i + 4, i + 8 and i + 12, the lowest of the first
+An encoding is a name and a row of `ENCODINGS`. `infer_kernels.cpu.compilation` writes a header of the C++ kernels from
+the rows. It runs this file without torch: it imports the standard library alone.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
-
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 Encoding = Literal["int8", "int6", "int4", "iq4", "e2m1", "mxfp4", "mxfp4_tiled", "nvfp4", "nvfp4_tiled", "fp8_e4m3"]
 """How the numbers of a quantized weight are stored; `quantized_weight` has a table."""
@@ -19,67 +15,122 @@ Encoding = Literal["int8", "int6", "int4", "iq4", "e2m1", "mxfp4", "mxfp4_tiled"
 Order = Literal["rows", "words"]
 """Where the codes of a row lie: one after another, or as `infer_kernels.quantization.word_order` says."""
 
-INT4_ZERO = 8
-"""The code of zero where an int4 weight has no zeros."""
-INT6_ZERO = 32
-"""What codes of six bits have more than their number."""
 FACTOR_INPUTS = 256
 """Inputs that share a factor of scales that are int8."""
-CPU_ONLY: tuple[Encoding, ...] = ("int6", "iq4")
-"""Encodings that only C++ kernels know."""
-ONE_BYTE: tuple[Encoding, ...] = ("int8", "fp8_e4m3")
-"""Encodings of a number a byte; int6 has four in three bytes, the others two a byte."""
-VALUE_DTYPES: Mapping[Encoding, torch.dtype] = MappingProxyType({"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn})
-"""Dtypes of values; those of other encodings are uint8."""
-SCALE_DTYPES: Mapping[Encoding, torch.dtype] = MappingProxyType(
-    {
-        "mxfp4": torch.uint8,
-        "mxfp4_tiled": torch.uint8,
-        "nvfp4": torch.float8_e4m3fn,
-        "nvfp4_tiled": torch.uint8,
-    }
-)
-"""Dtypes of scales, for encodings whose scales have one of their own."""
-TILED: tuple[Encoding, ...] = ("mxfp4_tiled", "nvfp4_tiled")
-"""Encodings in the order of `microscaled_order`."""
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Numbers of the codes 0 to 15: a sign, two bits of exponent, one of mantissa."""
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Numbers of the codes 0 to 15 of IQ4_NL and IQ4_XS; `kvalues_iq4nl` of ggml."""
-SIXES = 16
-"""Codes of six bits that share bytes."""
 
 
-def pack_pairs(codes: Tensor) -> Tensor:
-    """Return codes [..., columns] uint8 of 0 to 15 as [..., columns / 2] uint8, the first of two in the lower half."""
-    if codes.shape[-1] % 2:
-        codes = functional.pad(codes, (0, 1))
-    return codes[..., 0::2] | codes[..., 1::2] << 4
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """How C++ kernels multiply an encoding's codes: as bytes, in the panels of `csrc/quantized_layout.h`.
+
+    Attributes:
+        name: its enumerator in C++; encodings that panels hold alike have the same.
+        zero: the byte of zero: none is negative.
+    """
+
+    name: str
+    zero: int
 
 
-def unpack_pairs(values: Tensor) -> Tensor:
-    """Return the codes, uint8 [..., 2 * bytes], of values [..., bytes]."""
-    return torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingTraits:
+    """What there is to know of an encoding.
+
+    Attributes:
+        bits: bits of a code.
+        codes_together: codes that share bytes.
+        values: dtype of the values, its name in torch.
+        scales: dtype of the scales, likewise; None: fp32, fp16 or int8, as each weight says.
+        zeros: dtype of codes of zero of groups, likewise.
+        zero: code of zero of weights without such codes.
+        zero_with_minimums: the same of weights with minimums.
+        numbers: what the codes from 0 on stand for; None: for themselves.
+        times: what makes whole numbers of them.
+        panel: how C++ kernels multiply it; None: they do not.
+        becomes: encodings that can hold the same numbers, the smallest first.
+        is_for_triton: whether Triton kernels know it.
+        word_inputs: inputs of a block in the order of words; 0: it has no such order.
+        has_row_scales: whether there is one more scale for each row.
+        tiled: the same numbers as Triton multiplies them fastest, in the order of `microscaled_order`; None: there is
+            no such encoding, or this is one.
+        tiled_group: inputs that share a scale there.
+        is_tiled: whether this is one.
+    """
+
+    bits: int = 4
+    codes_together: int = 2
+    values: str = "uint8"
+    scales: str | None = None
+    zeros: str = "uint8"
+    zero: int = 0
+    zero_with_minimums: int = 0
+    numbers: tuple[float, ...] | None = None
+    times: int = 1
+    panel: Panel | None = None
+    becomes: tuple[Encoding, ...] = ()
+    is_for_triton: bool = True
+    word_inputs: int = 0
+    has_row_scales: bool = False
+    tiled: Encoding | None = None
+    tiled_group: int = 0
+    is_tiled: bool = False
 
 
-def pack_sixes(codes: Tensor) -> Tensor:
-    """Return codes [..., columns] uint8 of 0 to 63, of a multiple of 16 columns, as [..., columns * 3 / 4] uint8."""
-    units = codes.reshape(*codes.shape[:-1], -1, 4, 4)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=codes.device)
-    upper = (units >> 4 << shifts.unsqueeze(-1)).sum(dim=-2, dtype=torch.uint8)
-    return torch.cat([pack_pairs(units.flatten(-2) & 15), upper], dim=-1).flatten(-2)
+_HALVES = Panel(name="E2M1", zero=12)
+ENCODINGS: Mapping[Encoding, EncodingTraits] = MappingProxyType(
+    {
+        "int8": EncodingTraits(
+            bits=8, codes_together=1, values="int8", zeros="int8", panel=Panel(name="INT8", zero=128), word_inputs=16
+        ),
+        "int6": EncodingTraits(
+            bits=6,
+            codes_together=16,
+            zero=32,
+            zero_with_minimums=32,
+            panel=Panel(name="INT6", zero=32),
+            becomes=("int8",),
+            is_for_triton=False,
+        ),
+        "int4": EncodingTraits(zero=8, panel=Panel(name="INT4", zero=8), becomes=("int6", "int8"), word_inputs=32),
+        "iq4": EncodingTraits(
+            numbers=IQ4_VALUES, panel=Panel(name="IQ4", zero=128), becomes=("int8",), is_for_triton=False
+        ),
+        "e2m1": EncodingTraits(numbers=E2M1_VALUES, times=2, panel=_HALVES),
+        "mxfp4": EncodingTraits(
+            scales="uint8",
+            numbers=E2M1_VALUES,
+            times=2,
+            panel=_HALVES,
+            becomes=("int8",),
+            tiled="mxfp4_tiled",
+            tiled_group=32,
+        ),
+        "mxfp4_tiled": EncodingTraits(scales="uint8", numbers=E2M1_VALUES, times=2, is_tiled=True),
+        "nvfp4": EncodingTraits(
+            scales="float8_e4m3fn",
+            numbers=E2M1_VALUES,
+            times=2,
+            panel=_HALVES,
+            has_row_scales=True,
+            tiled="nvfp4_tiled",
+            tiled_group=16,
+        ),
+        "nvfp4_tiled": EncodingTraits(scales="uint8", numbers=E2M1_VALUES, times=2, has_row_scales=True, is_tiled=True),
+        "fp8_e4m3": EncodingTraits(bits=8, codes_together=1, values="float8_e4m3fn", word_inputs=16),
+    }
+)
+"""All encodings."""
+INT4_ZERO, INT6_ZERO = ENCODINGS["int4"].zero, ENCODINGS["int6"].zero
 
 
-def unpack_sixes(values: Tensor) -> Tensor:
-    """Return the codes, uint8 [..., bytes * 4 / 3], of values [..., bytes], a multiple of 12 bytes."""
-    units = values.reshape(*values.shape[:-1], -1, 12)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=values.device)
-    upper = (units[..., 8:].unsqueeze(-2) >> shifts.unsqueeze(-1) & 3).flatten(-2)
-    codes = unpack_pairs(units[..., :8]) | upper << 4
-    return codes.flatten(-2)
-
-
-def widen_pairs(values: Tensor) -> Tensor:
-    """Return the codes of values [..., bytes], of a multiple of 16 codes, plus 32, as `pack_sixes` packs them."""
-    units = values.reshape(*values.shape[:-1], -1, 8)
-    return functional.pad(units, (0, 4), value=0b10101010).flatten(-2)
+def panel_kinds() -> Mapping[str, EncodingTraits]:
+    """Return an encoding of each kind of panels, by the panels' name, in the order in which C++ numbers them."""
+    by_name: dict[str, EncodingTraits] = {}
+    for traits in ENCODINGS.values():
+        if traits.panel is not None:
+            by_name.setdefault(traits.panel.name, traits)
+    return MappingProxyType(by_name)

@@ -34,26 +34,8 @@ from torch import Tensor
 
 from infer_kernels.integers import cdiv
 from infer_kernels.quantization import word_order
-from infer_kernels.quantization.encodings import (
-    CPU_ONLY,
-    E2M1_VALUES,
-    FACTOR_INPUTS,
-    INT4_ZERO,
-    INT6_ZERO,
-    IQ4_VALUES,
-    ONE_BYTE,
-    SCALE_DTYPES,
-    SIXES,
-    TILED,
-    VALUE_DTYPES,
-    Encoding,
-    Order,
-    pack_pairs,
-    pack_sixes,
-    unpack_pairs,
-    unpack_sixes,
-    widen_pairs,
-)
+from infer_kernels.quantization.code_packing import pack_pairs, pack_sixes, unpack_pairs, unpack_sixes, widen_pairs
+from infer_kernels.quantization.encodings import ENCODINGS, FACTOR_INPUTS, Encoding, EncodingTraits, Order
 from infer_kernels.quantization.microscaled_order import (
     GROUPS_PADDED_TO,
     PADDED_TO,
@@ -124,27 +106,32 @@ class QuantizedWeight:
         *rows, in_features = shape
         group_size = group_size or in_features
         num_groups = cdiv(in_features, group_size)
-        columns = in_features * 3 // 4 if encoding == "int6" else cdiv(in_features, 1 if encoding in ONE_BYTE else 2)
-        if encoding in TILED:
+        traits = ENCODINGS[encoding]
+        columns = cdiv(in_features * traits.bits, 8)
+        if traits.is_tiled:
             columns = cdiv(in_features, PADDED_TO) * PADDED_TO // 2
             num_groups = cdiv(num_groups, GROUPS_PADDED_TO) * GROUPS_PADDED_TO
         groups = (*rows, num_groups)
-        zeros_dtype = torch.int8 if encoding == "int8" else torch.uint8
-        scale_dtype = SCALE_DTYPES.get(encoding, scale_dtype)
+        scale_dtype = scale_dtype if traits.scales is None else getattr(torch, traits.scales)
         blocks = (*rows, cdiv(in_features, FACTOR_INPUTS)) if scale_dtype == torch.int8 else None
         factors = partial(torch.empty, blocks, dtype=torch.float16, device=device) if blocks else lambda: None
         return cls(
             encoding=encoding,
-            values=torch.empty(*rows, columns, dtype=VALUE_DTYPES.get(encoding, torch.uint8), device=device),
+            values=torch.empty(*rows, columns, dtype=getattr(torch, traits.values), device=device),
             scales=torch.empty(groups, dtype=scale_dtype, device=device),
-            zeros=torch.empty(groups, dtype=zeros_dtype, device=device) if has_zeros else None,
+            zeros=torch.empty(groups, dtype=getattr(torch, traits.zeros), device=device) if has_zeros else None,
             minimums=torch.empty(groups, dtype=scale_dtype, device=device) if has_minimums else None,
             in_features=in_features,
             group_size=group_size,
-            row_scales=torch.empty(*rows, 1, device=device) if encoding in ("nvfp4", "nvfp4_tiled") else None,
+            row_scales=torch.empty(*rows, 1, device=device) if traits.has_row_scales else None,
             scale_factors=factors(),
             minimum_factors=factors() if has_minimums else None,
         )
+
+    @property
+    def traits(self) -> EncodingTraits:
+        """What there is to know of its encoding."""
+        return ENCODINGS[self.encoding]
 
     @property
     def out_features(self) -> int:
@@ -164,15 +151,15 @@ class QuantizedWeight:
     @property
     def is_for_triton(self) -> bool:
         """Whether Triton kernels know its encoding and the dtype of its scales."""
-        own_dtype = SCALE_DTYPES.get(self.encoding, torch.float32)
-        return self.encoding not in CPU_ONLY and self.scales.dtype == own_dtype
+        own_dtype = getattr(torch, self.traits.scales or "float32")
+        return self.traits.is_for_triton and self.scales.dtype == own_dtype
 
     @property
     def scale_numbers(self) -> Tensor:
         """The scales as fp32, of those that are not a copy."""
         if self.row_scales is not None:
-            is_tiled = self.encoding == "nvfp4_tiled"
-            return (restore_scales(self.scales) if is_tiled else self.scales.float()) * self.row_scales
+            scales = restore_scales(self.scales) if self.traits.is_tiled else self.scales.float()
+            return scales * self.row_scales
         if self.scales.dtype != torch.uint8:
             return self._times_factors(self.scales, self.scale_factors)
         numbers = torch.ldexp(torch.ones_like(self.scales, dtype=torch.float32), self.scales.int() - 127)
@@ -223,8 +210,8 @@ class QuantizedWeight:
 
     def can_be_words(self) -> bool:
         """Whether `in_words` takes it: whole blocks of inputs, and no fp8 is NaN, which waits."""
-        block = word_order.INPUTS.get(self.encoding)
-        if self.order != "rows" or block is None or self.in_features % block or self.group_size % block:
+        block = self.traits.word_inputs
+        if self.order != "rows" or not block or self.in_features % block or self.group_size % block:
             return False
         return self.encoding != "fp8_e4m3" or not bool((self.values.view(torch.uint8) & 0x7F == 0x7F).any())
 
@@ -244,24 +231,21 @@ class QuantizedWeight:
         Raises:
             ValueError: the weight is tiled.
         """
-        if self.encoding in TILED:
+        if self.traits.is_tiled:
             raise ValueError("`columns` of a tiled weight do not lie together; take them before it is prepacked")
         if self.order != "rows" or self.scale_factors is not None:
             return self.in_rows().with_float_scales().columns(start, size)
-        if self.encoding == "int6" and (start % SIXES or size % SIXES):
+        bits, together = self.traits.bits, self.traits.codes_together
+        if bits == 6 and (start % together or size % together):
             return self.as_encoding("int8").columns(start, size)
         is_whole_row = self.scales.shape[-1] == 1
         group_size = size if is_whole_row else gcd(self.group_size, start) if start else self.group_size
         regrouped = self if is_whole_row else self.with_group_size(group_size)
         first, groups = (0, 1) if is_whole_row else (start // group_size, cdiv(size, group_size))
-        if self.encoding in ONE_BYTE:
-            values = self.values.narrow(-1, start, size)
-        elif self.encoding == "int6":
-            values = self.values.narrow(-1, start * 3 // 4, size * 3 // 4)
-        elif start % 2 == 0:
-            values = self.values.narrow(-1, start // 2, cdiv(size, 2))
-        else:  # inputs that shared a byte no longer do
+        if start * bits % 8:  # inputs that shared a byte no longer do
             values = pack_pairs(self._small_codes().narrow(-1, start, size))
+        else:
+            values = self.values.narrow(-1, start * bits // 8, cdiv(size * bits, 8))
         whole = replace(regrouped, values=values, in_features=size, group_size=group_size)
         return whole.map_groups(lambda tensor: tensor.narrow(-1, first, groups))
 
@@ -273,21 +257,19 @@ class QuantizedWeight:
         """
         if self.encoding == encoding:
             return self
-        if self.encoding == "mxfp4" and encoding == "int8":  # codes of twice the numbers are whole
-            doubled = (2.0 * self._codes()).to(torch.int8)
-            return replace(self, encoding=encoding, values=doubled, scales=self.scale_numbers / 2.0)
-        known = {"int8": ("int4", "int6", "iq4"), "int6": ("int4",)}.get(encoding, ())
-        if self.encoding not in known or self.zeros is not None or self.order != "rows":
+        if encoding not in self.traits.becomes or self.zeros is not None or self.order != "rows":
             raise ValueError(f"a weight {self.encoding}, perhaps with zeros, does not become {encoding}")
         if encoding == "int6" and self.minimums is not None:
             return replace(self, encoding=encoding, values=widen_pairs(self.values))
-        codes = self._codes().to(torch.int8) - self._zero
-        values = codes if encoding == "int8" else pack_sixes((codes + INT6_ZERO).view(torch.uint8))
-        return replace(self, encoding=encoding, values=values)
+        times = self.traits.times  # so that numbers are whole
+        codes = (self._codes() * times).to(torch.int8) - self._zero
+        values = codes if encoding == "int8" else pack_sixes((codes + ENCODINGS[encoding].zero).view(torch.uint8))
+        scales = self.scales if times == 1 else self.scale_numbers / times
+        return replace(self, encoding=encoding, values=values, scales=scales)
 
     def with_float_scales(self) -> "QuantizedWeight":
         """Return the same numbers with scales and minimums in fp32; of encodings whose scales are bytes itself."""
-        if self.encoding in SCALE_DTYPES or self.scales.dtype == torch.float32:
+        if self.traits.scales or self.scales.dtype == torch.float32:
             return self
         scales, minimums = self.scale_numbers, self.minimum_numbers
         return replace(self, scales=scales, minimums=minimums, scale_factors=None, minimum_factors=None)
@@ -314,7 +296,8 @@ class QuantizedWeight:
         Raises:
             ValueError: it does not fit.
         """
-        is_like = self.encoding != "int4" or (self.minimums is None) == (source.minimums is None)
+        has_one_zero = self.traits.zero == self.traits.zero_with_minimums
+        is_like = has_one_zero or (self.minimums is None) == (source.minimums is None)
         if source.shape != self.shape or source.encoding != self.encoding or source.order != self.order or not is_like:
             raise ValueError(
                 f"`source` is {source.encoding} {list(source.shape)} in {source.order}; pass {self.encoding} "
@@ -340,8 +323,8 @@ class QuantizedWeight:
         elif source.minimums is not None:
             raise ValueError("`source` has minimums; pass one without")
         if self.zeros is not None:
-            default = INT4_ZERO if self.encoding == "int4" else 0
-            self.zeros.copy_(torch.full_like(self.zeros, default) if source.zeros is None else source.zeros)
+            zero = self.traits.zero
+            self.zeros.copy_(torch.full_like(self.zeros, zero) if source.zeros is None else source.zeros)
         elif source.zeros is not None:
             raise ValueError("`source` has zeros; pass one without")
 
@@ -367,25 +350,22 @@ class QuantizedWeight:
 
     def _codes(self) -> Tensor:
         """Return the codes as fp32 [..., out_features, in_features], of floats the numbers that they stand for."""
-        if self.encoding in ONE_BYTE:
+        if self.traits.bits == 8:
             return self.values.float()
         codes = self._small_codes()
-        if self.encoding in ("int4", "int6"):
+        if self.traits.numbers is None:
             return codes.float()
-        values = IQ4_VALUES if self.encoding == "iq4" else E2M1_VALUES
-        return torch.tensor(values, dtype=torch.float32, device=self.device)[codes.int()]
+        return torch.tensor(self.traits.numbers, dtype=torch.float32, device=self.device)[codes.int()]
 
     def _small_codes(self) -> Tensor:
         """Return codes of four and six bits one by one, uint8 [..., out_features, in_features]."""
-        if self.encoding in TILED:
+        if self.traits.is_tiled:
             return restore_order(self.values)[..., : self.in_features]
-        if self.encoding == "int6":
+        if self.traits.bits == 6:
             return unpack_sixes(self.values)
         return unpack_pairs(self.values)[..., : self.in_features]
 
     @property
     def _zero(self) -> int:
         """The code of zero of weights without zeros."""
-        if self.encoding == "int4":
-            return 0 if self.minimums is not None else INT4_ZERO
-        return INT6_ZERO if self.encoding == "int6" else 0
+        return self.traits.zero if self.minimums is None else self.traits.zero_with_minimums

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization.encodings import INT4_ZERO, pack_pairs
+from infer_kernels.quantization.code_packing import pack_pairs
+from infer_kernels.quantization.encodings import INT4_ZERO
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _INT8_MAX = 127.0

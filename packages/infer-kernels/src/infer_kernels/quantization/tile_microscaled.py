@@ -2,13 +2,9 @@
 
 import torch
 
-from infer_kernels.quantization.encodings import Encoding
 from infer_kernels.quantization.microscaled_order import LARGEST_SCALE, tile_codes, tile_scales
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
-GROUPS: dict[Encoding, int] = {"mxfp4": 32, "nvfp4": 16}
-"""Inputs that share a scale in tiles."""
-_TILED: dict[Encoding, Encoding] = {"mxfp4": "mxfp4_tiled", "nvfp4": "nvfp4_tiled"}
 _AT_ONCE = 2**24
 """Numbers that are put in order together: their temporary tensors take nine bytes each."""
 
@@ -19,12 +15,11 @@ def tile_microscaled(weight: QuantizedWeight) -> QuantizedWeight:
     These are other groups than of 32 and 16 inputs, as ranks of a tensor-parallel model may have them, scales of mxfp4
     that are NaN or larger than 2, and those of nvfp4 that are NaN or negative. Waits for the device.
     """
-    is_taken = weight.group_size == GROUPS.get(weight.encoding) and weight.scales.numel() > 0
-    if not is_taken or bool(_are_not_taken(weight)):
+    encoding, group_size = weight.traits.tiled, weight.group_size
+    is_taken = group_size == weight.traits.tiled_group and weight.scales.numel() > 0
+    if encoding is None or not is_taken or bool(_are_not_taken(weight)):
         return weight
-    tiled = QuantizedWeight.empty(
-        *weight.shape, encoding=_TILED[weight.encoding], group_size=weight.group_size, device=weight.device
-    )
+    tiled = QuantizedWeight.empty(*weight.shape, encoding=encoding, group_size=group_size, device=weight.device)
     rows, scales, to = weight.values.flatten(0, -2), weight.scales.flatten(0, -2), tiled.values.flatten(0, -2)
     at_once = max(1, _AT_ONCE // weight.in_features)
     for start in range(0, len(rows), at_once):

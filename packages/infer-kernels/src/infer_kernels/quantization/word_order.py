@@ -14,9 +14,6 @@ above the three higher ones: where the two bytes of a bf16 number have them, but
 import torch
 from torch import Tensor
 
-INPUTS = {"int4": 32, "int8": 16, "fp8_e4m3": 16}
-"""Inputs in a row that change places with each other, by encoding."""
-
 
 def to_words(values: Tensor, encoding: str) -> Tensor:
     """Return a copy of `values` [..., bytes], in the order of rows, in that of words."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from infer_kernels import QuantizedWeight
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization import INT4_ZERO
 from infer_models.stored_format import Storage
 
 BITS = (4, 8)
@@ -64,8 +63,7 @@ def dequantize_by_group(weight: QuantizedWeight, groups: Tensor) -> Tensor:
     ones = torch.ones(weight.out_features, 1)
     codes = replace(weight, scales=ones, zeros=None, group_size=weight.in_features).dequantize()
     if weight.zeros is not None:
-        zero = INT4_ZERO if weight.encoding == "int4" else 0
-        codes += (zero - weight.zeros.float()).index_select(1, groups)
+        codes += (weight.traits.zero - weight.zeros.float()).index_select(1, groups)
     return codes.mul_(weight.scales.index_select(1, groups))
 
 

@@ -15,18 +15,13 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from infer_models.gguf.block_types import DEQUANTIZED, QUANTIZED
 from infer_models.testing.gguf_hybrids import HYBRIDS, hybrid_values, join_hybrid, split_hybrid
 from infer_models.testing.gguf_oss import join_oss, split_oss
 
-KINDS = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4"),
-)
+KINDS = tuple(QUANTIZED)
 """The quantized types that are kept so."""
-DEQUANTIZED_KINDS = (
-    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-    *("TQ1_0", "TQ2_0", "NVFP4"),
-)
+DEQUANTIZED_KINDS = tuple(DEQUANTIZED)
 """The quantized types that are dequantized."""
 _FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 1.0),),

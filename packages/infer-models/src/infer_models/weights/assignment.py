@@ -19,7 +19,7 @@ def assign(target: Tensor | QuantizedWeight, source: Tensor | QuantizedWeight) -
         target.copy_(source)
         return
     if isinstance(target, QuantizedWeight) and isinstance(source, QuantizedWeight):
-        is_wider = target.encoding in ("int6", "int8") and source.encoding in ("int4", "int6", "iq4", "mxfp4")
+        is_wider = target.encoding in source.traits.becomes
         if is_wider and source.zeros is None and _divide(target, source):
             source = source.as_encoding(target.encoding)
         if _are_alike(target, source):

@@ -2,6 +2,7 @@
 
     $INFER_CACHE_DIR or $XDG_CACHE_HOME/infer or ~/.cache/infer
         cpu-kernels-DTYPE-KEY-CHECKSUM.so  KEY: a hash of sources, flags, compiler and CPU
+        cpu-kernels-DTYPE-KEY.h            the encodings, as it was compiled with them
         cpu-kernels-DTYPE-KEY.failed       why that could not be compiled; for a while nobody tries again
         cpu-kernels.lock                   held by the process that compiles; others wait for what it makes
         zig                                what `ziglang` keeps: its standard library takes it a minute
@@ -27,6 +28,7 @@ from typing import TextIO
 
 from . import compilers, processes
 from .compilers import COMMON_FLAGS, SOURCE_FOLDER, BuildError, TransientBuildError
+from .encodings_header import HEADER, write_header
 
 ELEMENTS: Mapping[str, str] = MappingProxyType({"float32": "float", "bfloat16": "bf16", "float16": "fp16"})
 """By the name of a dtype, its type in C++. A library has the kernels of one: few processes want those of several."""
@@ -107,6 +109,7 @@ def build_in_cache(cache: Path, dtype: str, *, extra_flags: Sequence[str] = ()) 
         try:
             with tempfile.TemporaryDirectory(dir=cache, prefix=_BUILDING) as folder:
                 made = _compile(compiler, Path(folder), dtype, extra_flags, zig_cache=cache / "zig")
+                made.with_name(HEADER).replace(cache / f"{name}.h")
                 path = made.rename(cache / f"{name}-{_checksum(made)}.so")
         except BuildError as error:
             remember_failure(failure, error)
@@ -228,7 +231,8 @@ def _compile(compiler: Sequence[str], folder: Path, dtype: str, extra_flags: Seq
     first_message = ""
     # The key is for caches of compilers: to them `-march=native` means the same on every CPU.
     key = compilers.key_of(compiler, extra_flags)
-    own = [f"-DELEMENT={ELEMENTS[dtype]}", f"-DINFER_KERNELS_KEY={key}"]
+    write_header(folder)
+    own = [f"-DELEMENT={ELEMENTS[dtype]}", f"-DINFER_KERNELS_KEY={key}", f"-I{folder}"]
     environment = {"ZIG_LOCAL_CACHE_DIR": str(folder)}
     if "ZIG_GLOBAL_CACHE_DIR" not in os.environ:
         environment["ZIG_GLOBAL_CACHE_DIR"] = str(zig_cache)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from .encodings_header import DECLARATIONS
+
 SOURCE_FOLDER = Path(__file__).resolve().parents[1] / "csrc"
 COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, then the one of the Python package `ziglang`, which is Clang."""
@@ -93,7 +95,7 @@ def key_of(compiler: Sequence[str], extra_flags: Sequence[str]) -> str:
     """Return a hash of everything that the library depends on."""
     parts = [*compiler, *COMMON_FLAGS, *extra_flags, *map(_version, compiler), platform.machine(), describe_cpu()]
     digest = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
-    for source in sorted(SOURCE_FOLDER.iterdir()):
+    for source in (*sorted(SOURCE_FOLDER.iterdir()), *DECLARATIONS):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 

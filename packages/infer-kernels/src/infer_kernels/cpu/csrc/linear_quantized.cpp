@@ -88,9 +88,9 @@ void pack_scales(const PackQuantized& a, uint8_t* to, int64_t first_output, int6
     const QuantizedLayout& layout = a.layout;
     int64_t width = layout.scale_width();
     copy_column(to, a.scales + first_output * a.scales_stride + group * width, a.scales_stride, outputs, width);
-    if (layout.encoding == Encoding::E2M1) {  // codes are twice the numbers
-        store16((float*)to, load16((const float*)to) * 0.5f);
-        store16((float*)to + 16, load16((const float*)to + 16) * 0.5f);
+    if (int32_t times = traits_of(layout.encoding).times; times != 1) {
+        store16((float*)to, load16((const float*)to) / (float)times);
+        store16((float*)to + 16, load16((const float*)to + 16) / (float)times);
     }
     to += PANEL * width;
     if (layout.beside == Beside::MINIMUMS)
@@ -214,4 +214,5 @@ void embedding_quantized(const void* arguments, Team& team) {
     embedding_quantized<Element>(arguments, team);
 }
 void pack_quantized(const void* arguments, Team& team) { pack_weight(arguments, team); }
+int64_t panel_bytes(const QuantizedLayout* layout) { return layout->panel_bytes(); }
 }

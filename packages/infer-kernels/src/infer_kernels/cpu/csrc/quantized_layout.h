@@ -11,16 +11,9 @@
 #include <algorithm>
 
 #include "dense.h"
+#include "encodings.h"  // written while the library is compiled: the encodings, and what is known of each
 
-// Twice the numbers of e2m1's codes, plus 12.
-constexpr uint8_t E2M1_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-
-// The numbers of IQ4_NL's codes (ggml's `kvalues_iq4nl`), plus 128.
-constexpr uint8_t IQ4_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-// The same without those 128.
-constexpr uint8_t IQ4_BYTES[16] = {129, 152, 173, 191, 207, 221, 234, 246, 1, 13, 25, 38, 53, 69, 89, 113};
-
-enum class Encoding : int64_t { INT8 = 0, INT4 = 1, E2M1 = 2, INT6 = 3, IQ4 = 4 };
+constexpr const EncodingTraits& traits_of(Encoding encoding) { return ENCODINGS[(int64_t)encoding]; }
 
 // What scales are stored as, and minimums: fp32, fp16, or int8, which is multiplied by an fp16 factor of each 256 inputs. Those
 // products are exact in fp32, as a factor has 11 bits and a scale 8.
@@ -34,7 +27,7 @@ enum class Beside : int64_t { NOTHING = 0, ZEROS = 1, MINIMUMS = 2 };
 // i8mm): those of four and six bits are small enough as they are.
 constexpr int32_t taken_from_codes([[maybe_unused]] Encoding encoding) {
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
-    return encoding == Encoding::INT8 || encoding == Encoding::IQ4 ? 128 : 0;
+    return traits_of(encoding).zero == 128 ? 128 : 0;
 #else
     return 0;
 #endif
@@ -65,16 +58,8 @@ struct QuantizedLayout {
     }
     // The code of zero of weights without zeros.
     int32_t zero_code() const {
-        return encoding == Encoding::INT4 && beside == Beside::MINIMUMS ? 0 : zero_code(encoding);
-    }
-    // The same, where weights have no minimums either.
-    static constexpr int32_t zero_code(Encoding encoding) {
-        switch (encoding) {
-            case Encoding::INT4: return 8;
-            case Encoding::INT6: return 32;
-            case Encoding::E2M1: return 12;
-            default: return 128;
-        }
+        const EncodingTraits& traits = traits_of(encoding);
+        return beside == Beside::MINIMUMS ? traits.zero_with_minimums : traits.zero;
     }
     // The same code as it would be multiplied.
     int32_t zero_byte() const { return zero_code() - taken_from_codes(encoding); }
@@ -104,15 +89,11 @@ struct QuantizedLayout {
                 std::memcpy(codes + i, eight, 8);
             }
         }
-        if (const uint8_t* numbers = table())
-            for (uint8_t& code : codes) code = numbers[code];
+        if (traits_of(encoding).has_numbers)
+            for (uint8_t& code : codes) code = traits_of(encoding).codes[code];
         return widen_codes(codes);
     }
-    // What the codes of four bits stand for; null: for themselves.
-    const uint8_t* table() const {
-        return encoding == Encoding::E2M1 ? E2M1_CODES : encoding == Encoding::IQ4 ? IQ4_CODES : nullptr;
-    }
-    int64_t bits() const { return encoding == Encoding::INT8 ? 8 : encoding == Encoding::INT6 ? 6 : 4; }
+    int64_t bits() const { return traits_of(encoding).bits; }
     int64_t code_bytes(int64_t codes) const { return codes * bits() * (PANEL / 8); }
     int64_t scale_width() const { return scales == ScaleType::FLOATS ? 4 : scales == ScaleType::HALVES ? 2 : 1; }
     int64_t scale_bytes() const {

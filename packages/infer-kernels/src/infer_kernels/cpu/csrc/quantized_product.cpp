@@ -21,12 +21,9 @@ constexpr int64_t TILED_ROWS = 8;  // from so many rows on, matrix instructions 
 
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 #define HAS_SHORT_SUMS 1
-// Steps whose products fit sums of 16 bits, as codes are at most 15, 24, or 63; 0: one alone may not.
+// Steps whose products fit sums of 16 bits, each of four bytes times inputs of up to 128; 0: one alone may not.
 template <Encoding ENCODING>
-constexpr int SHORT_STEPS = ENCODING == Encoding::INT4   ? 4
-                            : ENCODING == Encoding::E2M1 ? 2
-                            : ENCODING == Encoding::INT6 ? 1
-                                                         : 0;
+constexpr int SHORT_STEPS = INT16_MAX / (4 * 128 * traits_of(ENCODING).largest);
 // Steps of a call: those of a common group.
 template <Encoding ENCODING>
 constexpr int CALL_STEPS = ENCODING == Encoding::INT6 ? UNIT<ENCODING> : 4;
@@ -358,11 +355,10 @@ void QuantizedProducts::multiply(const uint8_t* panel, const uint8_t* next, cons
 void QuantizedProducts::multiply(const uint8_t* panel, const uint8_t* next, const QuantizedRows& x, int64_t first_row,
                                  int64_t rows, float* sums) {
     switch (layout_.encoding) {
-        case Encoding::INT8: return multiply<Encoding::INT8>(panel, next, x, first_row, rows, sums);
-        case Encoding::INT4: return multiply<Encoding::INT4>(panel, next, x, first_row, rows, sums);
-        case Encoding::E2M1: return multiply<Encoding::E2M1>(panel, next, x, first_row, rows, sums);
-        case Encoding::INT6: return multiply<Encoding::INT6>(panel, next, x, first_row, rows, sums);
-        case Encoding::IQ4: return multiply<Encoding::IQ4>(panel, next, x, first_row, rows, sums);
+#define CASE(NAME) \
+    case Encoding::NAME: return multiply<Encoding::NAME>(panel, next, x, first_row, rows, sums);
+        FOR_ENCODINGS(CASE)
+#undef CASE
     }
 }
 

@@ -1,6 +1,8 @@
 // Words of four codes for sixteen outputs: read from a panel (see quantized_layout.h), and multiplied by four inputs.
 #pragma once
 
+#include <array>
+
 #include "quantized_layout.h"
 
 #if defined(__aarch64__)
@@ -99,9 +101,16 @@ static inline Words upper_halves(Words bytes) {
 
 // Eight inputs are a step; steps that share bytes a unit.
 template <Encoding ENCODING>
-constexpr int UNIT = ENCODING == Encoding::INT6 ? 2 : 1;
+constexpr int UNIT = std::max(1, traits_of(ENCODING).codes_together / 8);
 template <Encoding ENCODING>
-constexpr int64_t UNIT_BYTES = ENCODING == Encoding::INT8 ? 256 : ENCODING == Encoding::INT6 ? 384 : 128;
+constexpr int64_t UNIT_BYTES = UNIT<ENCODING> * traits_of(ENCODING).bits * PANEL;
+// What its codes of four bits stand for, as they are multiplied.
+template <Encoding ENCODING>
+alignas(16) inline constexpr auto NUMBERS = [] {
+    std::array<uint8_t, 16> numbers{};
+    for (int i = 0; i < 16; i++) numbers[i] = (uint8_t)(traits_of(ENCODING).codes[i] - taken_from_codes(ENCODING));
+    return numbers;
+}();
 
 // The bytes that are multiplied: those of the word of four inputs of that number, from `codes` on, for sixteen outputs.
 template <Encoding ENCODING>
@@ -114,8 +123,7 @@ template <Encoding ENCODING>
     if constexpr (ENCODING == Encoding::INT6) codes += word / 4 * 128;
     Words pairs = load_vector<Words>(codes + word / 2 * 128);
     Words halves = word % 2 ? upper_halves(pairs) : pairs & 0x0f0f0f0fu;
-    if constexpr (ENCODING == Encoding::E2M1) return look_up(E2M1_CODES, halves);
-    if constexpr (ENCODING == Encoding::IQ4) return look_up(taken_from_codes(ENCODING) ? IQ4_BYTES : IQ4_CODES, halves);
+    if constexpr (traits_of(ENCODING).has_numbers) return look_up(NUMBERS<ENCODING>.data(), halves);
     if constexpr (ENCODING == Encoding::INT6) {
         Words upper = load_vector<Words>(codes + (word / 4 * 2 + 2) * 128);
         int place = (int)(word % 4);

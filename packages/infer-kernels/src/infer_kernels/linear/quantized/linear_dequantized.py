@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from infer_kernels.embedding import embedding_quantized_triton
-from infer_kernels.quantization.encodings import TILED
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 LEAST_ROWS = 1024
@@ -32,7 +31,7 @@ SCRATCH = 2**25
 def takes_dequantized(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether x [rows, in_features] has so many rows, of bf16 or fp16, that `weight` is dequantized once for them."""
     is_even = weight.group_size % 2 == 0 or weight.scales.shape[-1] == 1
-    is_served = is_even and weight.encoding not in TILED
+    is_served = is_even and not weight.traits.is_tiled
     return len(x) >= LEAST_ROWS and x.dtype.itemsize == 2 and is_served
 
 

@@ -7,7 +7,7 @@
     CUDA otherwise                       Triton; inputs stay as they are (`linear_quantized`)
     likewise, 1,024 rows and more        the library, of weights rounded to bf16 or fp16 once
                                          (`linear_dequantized`); never where it is invariant
-    elsewhere, or of `CPU_ONLY`          weights are dequantized in pieces, and multiplied by the library
+    elsewhere, and where Triton has none weights are dequantized in pieces, and multiplied by the library
 
 Which one it is depends on the device and the weight, and on the number of rows only where that is said.
 """
@@ -29,7 +29,7 @@ from infer_kernels.linear.quantized.linear_dequantized import linear_dequantized
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_triton, takes_fp8_products
 from infer_kernels.linear.quantized.linear_fp8_library import linear_fp8_library, takes_library_fp8
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch, linear_quantized_triton
-from infer_kernels.quantization.encodings import CPU_ONLY, Encoding
+from infer_kernels.quantization.encodings import ENCODINGS, Encoding
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.tile_microscaled import tile_microscaled
 
@@ -75,7 +75,7 @@ def prepack_quantized(
     if weight.device.type in TRITON_DEVICES:
         if not weight.is_for_triton:
             return weight
-        if weight.encoding in ("mxfp4", "nvfp4"):
+        if weight.traits.tiled:
             return tile_microscaled(weight)
         is_layer = weight.values.dim() == 2
         return weight if (is_layer and _takes_fp8(weight)) or not weight.can_be_words() else weight.in_words()
@@ -108,7 +108,8 @@ def has_quantized_kernel(
     """
     group_size = group_size or in_features
     if device.type in TRITON_DEVICES:
-        if encoding in CPU_ONLY or scale_dtype != torch.float32 or (has_minimums and encoding not in ("int4", "int8")):
+        has_own = ENCODINGS[encoding].is_for_triton and scale_dtype == torch.float32
+        if not has_own or (has_minimums and encoding not in ("int4", "int8")):
             return False
         return group_size % 16 == 0 or group_size >= in_features
     return _has_panels(device, dtype) and cpu_quantized.can_pack(

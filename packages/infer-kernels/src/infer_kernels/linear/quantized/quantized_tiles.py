@@ -6,7 +6,6 @@ import torch
 
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv, next_power_of_2
-from infer_kernels.quantization.encodings import TILED
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _INVARIANT_ROWS = 64
@@ -108,7 +107,7 @@ def choose_quantized_tile(
 ) -> QuantizedTile:
     """Return the tile of a product of `rows` rows of `dtype`; with `is_invariant` the same for any number."""
     rows = _rows_of_tile(rows, is_invariant=is_invariant)
-    if weight.encoding in TILED:
+    if weight.traits.is_tiled:
         return _choose_microscaled_tile(weight, dtype, rows=min(rows, 64))
     if not _is_aligned(weight):
         tile = _UNALIGNED

@@ -1,33 +1,17 @@
 """Takes the blocks of quantized GGUF tensors apart, into the codes and scales of a `QuantizedWeight`.
 
-    type     as      numbers of codes   group   scales                minimums
-    Q4_0     int4    -8 to 7            32      d
-    Q4_1     int4    0 to 15            32      d                     -m
-    Q5_0     int6    -16 to 15          32      d
-    Q5_1     int6    0 to 31            32      d                     -m
-    Q8_0     int8    -128 to 127        32      d
-    Q2_K     int4    0 to 3             16      four bits, times d    four bits, times dmin
-    Q3_K     int4    -4 to 3            16      six bits less 32, times d
-    Q4_K     int4    0 to 15            32      six bits, times d     six bits, times dmin
-    Q5_K     int6    0 to 31            32      likewise              likewise
-    Q6_K     int6    -32 to 31          16      eight bits, times d
-    IQ4_NL   iq4     -127 to 113        32      d
-    IQ4_XS   iq4     -127 to 113        32      six bits less 32, times d
-    MXFP4    mxfp4   e2m1               32      a power of two
-
 d, m and dmin are fp16. The weights' numbers are those of the `gguf` package, bit for bit. The layouts are of ggml's
 `ggml-common.h`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from infer_kernels import QuantizedWeight
-from infer_kernels.quantization import INT4_ZERO, INT6_ZERO, Encoding, pack_pairs, pack_sixes, unpack_pairs
+from infer_kernels.quantization import ENCODINGS, INT4_ZERO, INT6_ZERO, Encoding, pack_pairs, pack_sixes, unpack_pairs
 from infer_models.gguf.block_types import QUANTIZED
 
 _HALVES = (0, 4)
@@ -35,6 +19,21 @@ _QUARTERS = (0, 2, 4, 6)
 _BITS = tuple(range(8))
 _PLUS_32 = 0xAAAAAAAA - (1 << 32)
 """Upper bits of sixteen codes of six bits that are 32 more than without it, as int32."""
+
+
+_Reader = Callable[[Tensor], QuantizedWeight]
+_READERS: dict[str, _Reader] = {}
+"""By type, what takes its blocks [blocks, bytes of one] apart, each as a row."""
+
+
+def _reads(kind: str) -> Callable[[_Reader], _Reader]:
+    """Return what registers the reader of a type."""
+
+    def register(reader: _Reader) -> _Reader:
+        _READERS[kind] = reader
+        return reader
+
+    return register
 
 
 def read_blocks(kind: str, data: Tensor) -> QuantizedWeight:
@@ -70,7 +69,7 @@ def _weight(
         factors: [blocks, 1], of scales that are int8.
         minimum_factors: likewise, of minimums.
     """
-    numbers = values.shape[-1] * 8 // {"int8": 8, "int6": 6}.get(encoding, 4)
+    numbers = values.shape[-1] * 8 // ENCODINGS[encoding].bits
     return QuantizedWeight(
         encoding=encoding,
         values=values,
@@ -128,28 +127,34 @@ def _fifth_bits(data: Tensor) -> Tensor:
     return _parts(data.unsqueeze(-1), _BITS, 1).flatten(1) << 4
 
 
+@_reads("Q4_0")
 def _q4_0(data: Tensor) -> QuantizedWeight:
     return _weight("int4", _halves(data[:, 2:], 16), _float16(data[:, :2]))
 
 
+@_reads("Q4_1")
 def _q4_1(data: Tensor) -> QuantizedWeight:
     return _weight("int4", _halves(data[:, 4:], 16), _float16(data[:, :2]), minimums=-_float16(data[:, 2:4]))
 
 
+@_reads("Q5_0")
 def _q5_0(data: Tensor) -> QuantizedWeight:
     codes = _pairs(data[:, 6:], 16) | _fifth_bits(data[:, 2:6])
     return _weight("int6", pack_sixes(codes + (INT6_ZERO - 16)), _float16(data[:, :2]))
 
 
+@_reads("Q5_1")
 def _q5_1(data: Tensor) -> QuantizedWeight:
     codes = _pairs(data[:, 8:], 16) | _fifth_bits(data[:, 4:8])
     return _weight("int6", pack_sixes(codes + INT6_ZERO), _float16(data[:, :2]), minimums=-_float16(data[:, 2:4]))
 
 
+@_reads("Q8_0")
 def _q8_0(data: Tensor) -> QuantizedWeight:
     return _weight("int8", data[:, 2:].view(torch.int8), _float16(data[:, :2]))
 
 
+@_reads("Q2_K")
 def _q2_k(data: Tensor) -> QuantizedWeight:
     scales, quarters = data[:, :16], data[:, 16:80]
     return _weight(
@@ -162,6 +167,7 @@ def _q2_k(data: Tensor) -> QuantizedWeight:
     )
 
 
+@_reads("Q3_K")
 def _q3_k(data: Tensor) -> QuantizedWeight:
     upper, quarters, packed = data[:, :32], data[:, 32:96], data[:, 96:108]
     lower = _parts(quarters.reshape(-1, 2, 32), _QUARTERS, 2).flatten(1)
@@ -180,6 +186,7 @@ def _scales_and_minimums(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales.view(torch.int8), minimums.view(torch.int8)
 
 
+@_reads("Q4_K")
 def _q4_k(data: Tensor) -> QuantizedWeight:
     scales, minimums = _scales_and_minimums(data[:, 4:16])
     return _weight(
@@ -192,6 +199,7 @@ def _q4_k(data: Tensor) -> QuantizedWeight:
     )
 
 
+@_reads("Q5_K")
 def _q5_k(data: Tensor) -> QuantizedWeight:
     scales, minimums = _scales_and_minimums(data[:, 4:16])
     return _weight(
@@ -204,15 +212,18 @@ def _q5_k(data: Tensor) -> QuantizedWeight:
     )
 
 
+@_reads("Q6_K")
 def _q6_k(data: Tensor) -> QuantizedWeight:
     codes = _sixes(_halves(data[:, :128], 64), data[:, 128:192], shifts=_QUARTERS, mask=0x03030303)
     return _weight("int6", codes, data[:, 192:208].view(torch.int8), factors=_float16(data[:, 208:210]))
 
 
+@_reads("IQ4_NL")
 def _iq4_nl(data: Tensor) -> QuantizedWeight:
     return _weight("iq4", _halves(data[:, 2:], 16), _float16(data[:, :2]))
 
 
+@_reads("IQ4_XS")
 def _iq4_xs(data: Tensor) -> QuantizedWeight:
     lower = _parts(data[:, 4:8].unsqueeze(-1), _HALVES, 4).flatten(1)
     upper = _parts(data[:, 2:4].unsqueeze(-1), _QUARTERS, 2).flatten(1)
@@ -220,24 +231,6 @@ def _iq4_xs(data: Tensor) -> QuantizedWeight:
     return _weight("iq4", _halves(data[:, 8:], 16), scales, factors=_float16(data[:, :2]))
 
 
+@_reads("MXFP4")
 def _mxfp4(data: Tensor) -> QuantizedWeight:
     return _weight("mxfp4", _halves(data[:, 1:], 16), data[:, :1])
-
-
-_READERS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = MappingProxyType(
-    {
-        "Q4_0": _q4_0,
-        "Q4_1": _q4_1,
-        "Q5_0": _q5_0,
-        "Q5_1": _q5_1,
-        "Q8_0": _q8_0,
-        "Q2_K": _q2_k,
-        "Q3_K": _q3_k,
-        "Q4_K": _q4_k,
-        "Q5_K": _q5_k,
-        "Q6_K": _q6_k,
-        "IQ4_NL": _iq4_nl,
-        "IQ4_XS": _iq4_xs,
-        "MXFP4": _mxfp4,
-    }
-)

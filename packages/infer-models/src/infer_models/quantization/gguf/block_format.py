@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import gcd
 from types import MappingProxyType
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from infer_kernels import QuantizedWeight
 from infer_models.config.json_fields import JsonFields
 from infer_models.errors import CheckpointError
+from infer_models.gguf.block_types import QUANTIZED
 from infer_models.quantization.gguf.block_codes import read_blocks
 from infer_models.stored_format import Storage, TensorSpec
 
@@ -18,25 +20,18 @@ METHOD = "gguf"
 """The `quant_method` of such checkpoints."""
 KINDS, COLUMN_TURNS = "kinds", "column_turns"
 """The fields of layers' types, and of layers whose columns take turns: how many, of how many heads, of what size."""
-_HALVES, _BYTES = torch.float16, torch.int8
-_STORAGES: Mapping[str, Storage] = MappingProxyType(
-    {
-        "Q4_0": Storage(encoding="int4", group_size=32, scale_dtype=_HALVES),
-        "Q4_1": Storage(encoding="int4", group_size=32, scale_dtype=_HALVES, has_minimums=True),
-        "Q5_0": Storage(encoding="int6", group_size=32, scale_dtype=_HALVES),
-        "Q5_1": Storage(encoding="int6", group_size=32, scale_dtype=_HALVES, has_minimums=True),
-        "Q8_0": Storage(encoding="int8", group_size=32, scale_dtype=_HALVES),
-        "Q2_K": Storage(encoding="int4", group_size=16, scale_dtype=_BYTES, has_minimums=True),
-        "Q3_K": Storage(encoding="int4", group_size=16, scale_dtype=_BYTES),
-        "Q4_K": Storage(encoding="int4", group_size=32, scale_dtype=_BYTES, has_minimums=True),
-        "Q5_K": Storage(encoding="int6", group_size=32, scale_dtype=_BYTES, has_minimums=True),
-        "Q6_K": Storage(encoding="int6", group_size=16, scale_dtype=_BYTES),
-        "IQ4_NL": Storage(encoding="iq4", group_size=32, scale_dtype=_HALVES),
-        "IQ4_XS": Storage(encoding="iq4", group_size=32, scale_dtype=_BYTES),
-        "MXFP4": Storage(encoding="mxfp4", group_size=32),
-    }
-)
-"""Formats of the weights that `read_blocks` returns."""
+
+
+@cache
+def _storage_of(kind: str) -> Storage:
+    """Return the format of the weights that `read_blocks` makes of a type, as a block of it has."""
+    weight = read_blocks(kind, torch.zeros(1, QUANTIZED[kind].num_bytes, dtype=torch.uint8))
+    return Storage(
+        encoding=weight.encoding,
+        group_size=weight.group_size,
+        has_minimums=weight.minimums is not None,
+        scale_dtype=torch.float32 if weight.traits.scales else weight.scales.dtype,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +50,11 @@ class BlockFormat:
     @property
     def storage(self) -> Storage:
         """Format of the weight that `decode` returns; heads that are moved leave the factors of 256 columns."""
-        stored = _STORAGES[self.kind]
+        stored = _storage_of(self.kind)
         if self.column_turns is None:
             return stored
         assert stored.group_size is not None
-        dtype = torch.float32 if stored.scale_dtype == _BYTES else stored.scale_dtype
+        dtype = torch.float32 if stored.scale_dtype == torch.int8 else stored.scale_dtype
         return replace(stored, group_size=gcd(stored.group_size, self.column_turns[-1]), scale_dtype=dtype)
 
     def tensors(self, name: str, shape: tuple[int, int]) -> Mapping[str, TensorSpec]:
