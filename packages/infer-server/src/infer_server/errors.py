@@ -9,16 +9,10 @@ from typing import Any
 import msgspec
 from litestar.types import Scope
 
-from infer_engine.protocol import (
-    ChatTemplateUnusableError,
-    ContextLengthExceededError,
-    EmptyPromptError,
-    EngineUnavailableError,
-    QueueFullError,
-    RequestRefusedError,
-)
+from infer_engine.protocol import RequestRefusedError
 
 MAX_MESSAGE_CHARACTERS = 500
+_ERROR_KEY = "infer_error"
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +92,18 @@ def openai_shape(error: ApiError, _: Scope) -> tuple[int, msgspec.Struct]:
     return error.status, error.reply
 
 
+def shape_reply(error: ApiError, scope: Scope, shape: ErrorShape) -> tuple[int, msgspec.Struct]:
+    """Return the status and the body of a reply in an API's `shape`; the access log finds the error in `scope`."""
+    scope.setdefault("state", {})[_ERROR_KEY] = error.reply.error
+    return shape(error, scope)
+
+
+def error_of(scope: Mapping[str, Any]) -> ErrorBody | None:
+    """Return the error that the request of `scope` was answered with, if it was."""
+    found: ErrorBody | None = scope.get("state", {}).get(_ERROR_KEY)
+    return found
+
+
 def missing(param: str) -> ApiError:
     """Return the error for a field that must be there."""
     return ApiError(400, f"`{param}` is missing; send it.", code="missing_field", param=param)
@@ -125,17 +131,11 @@ def refusal_error(
     `params` maps the engine's names of fields to the client's names, where they differ.
     """
     param = params.get(refusal.param, refusal.param) if refusal.param else None
-    message = words(refusal)
-    match refusal:
-        case QueueFullError():
-            return ApiError(503, message, code="queue_full", retry_after_s=refusal.retry_after_s)
-        case EngineUnavailableError():
-            return ApiError(503, message, code="engine_unavailable", retry_after_s=refusal.retry_after_s)
-        case EmptyPromptError():
-            return ApiError(400, message, code="empty_prompt", param=param)
-        case ContextLengthExceededError():
-            return ApiError(400, message, code="context_length_exceeded", param=param)
-        case ChatTemplateUnusableError():
-            return ApiError(400, message, code="chat_template_unusable", param=param)
-        case _:
-            return ApiError(400, message, code="invalid_value", param=param)
+    is_invalid = refusal.retry_after_s is None
+    return ApiError(
+        400 if is_invalid else 503,
+        words(refusal),
+        code=refusal.code,
+        param=param if is_invalid else None,
+        retry_after_s=refusal.retry_after_s,
+    )

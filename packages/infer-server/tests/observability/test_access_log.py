@@ -66,6 +66,34 @@ async def test_every_exchange_is_one_line(
     assert 0 <= line.duration_ms < 10_000
 
 
+@pytest.mark.covers("command-line-and-library/access-log")
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", "top_p": 2}, "invalid_value", "top_p"),
+        ("/v1/completions", {"prompt": "x", "temperatur": 1}, "unknown_field", "temperatur"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "missing_field", "messages[0].content"),
+        ("/v1/messages", {"messages": [], "max_tokens": 1}, "empty_prompt", "messages"),
+        ("/v1/completions", {"prompt": "x" * 100}, "body_too_large", None),
+        ("/nothing", {}, "not_found", None),
+    ],
+)
+async def test_a_refused_request_is_told_by_code_and_field(
+    client: httpx.AsyncClient, caplog: Records, path: str, body: dict[str, Any], code: str, param: str | None
+) -> None:
+    reply = (await client.post(path, json=body)).json()["error"]
+    (line,) = lines(caplog)
+    assert (line.error_code, getattr(line, "error_param", None)) == (code, param)
+    if path != "/v1/messages":  # whose errors have no such fields
+        assert (reply["code"], reply["param"]) == (code, param)
+
+
+async def test_an_answered_request_has_no_code(client: httpx.AsyncClient, caplog: Records) -> None:
+    await client.get("/version")
+    (line,) = lines(caplog)
+    assert not hasattr(line, "error_code")
+
+
 async def test_request_without_a_key_is_one_line(client: httpx.AsyncClient, caplog: Records) -> None:
     await client.get("/v1/models", headers={"Authorization": "Bearer wrong"})
     (line,) = lines(caplog)

@@ -1,6 +1,19 @@
-"""Errors of requests that are refused before they enter the queue, and of engines that cannot start."""
+"""Errors of requests that are refused before they enter the queue, and of engines that cannot start.
 
-from typing import Any
+error                              code
+RequestRefusedError
+    InvalidRequestError            invalid_value
+        EmptyPromptError           empty_prompt
+        ChatTemplateUnusableError  chat_template_unusable
+    ContextLengthExceededError     context_length_exceeded
+    NotNowError
+        QueueFullError             queue_full
+        EngineUnavailableError     engine_unavailable
+EngineStartError
+CheckpointUnusableError
+"""
+
+from typing import Any, ClassVar
 
 
 class CheckpointUnusableError(Exception):
@@ -23,9 +36,14 @@ class RequestRefusedError(Exception):
     """A request was refused before it entered the queue; nothing was computed or allocated for it.
 
     Attributes:
+        code: the kind of error, for a program to read.
         message: for the client: what is wrong, and what to do about it.
         param: the field of the request that is wrong, or None.
+        retry_after_s: whole seconds after which the same request may be served; None: it never will be.
     """
+
+    code: ClassVar[str] = "invalid_value"
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         """Store `message` and `param`."""
@@ -45,6 +63,8 @@ class InvalidRequestError(RequestRefusedError):
 class EmptyPromptError(InvalidRequestError):
     """The prompt has no tokens, or is a text without tokens."""
 
+    code = "empty_prompt"
+
     def __init__(self) -> None:
         """Create the error with its fixed message."""
         super().__init__("`prompt` is empty; send at least one token.", param="prompt")
@@ -52,6 +72,8 @@ class EmptyPromptError(InvalidRequestError):
 
 class ChatTemplateUnusableError(InvalidRequestError):
     """The checkpoint has no chat template, or its template refuses the conversation."""
+
+    code = "chat_template_unusable"
 
     def __init__(self, message: str) -> None:
         """Store `message`, which is for the client."""
@@ -66,6 +88,8 @@ class ContextLengthExceededError(RequestRefusedError):
         num_prompt_tokens: tokens of the prompt.
     """
 
+    code = "context_length_exceeded"
+
     def __init__(self, *, max_seq_len: int, num_prompt_tokens: int, max_tokens: int) -> None:
         """Build the message from counts of tokens; `max_tokens` is the request's value."""
         self.max_seq_len = max_seq_len
@@ -79,8 +103,8 @@ class ContextLengthExceededError(RequestRefusedError):
         )
 
 
-class QueueFullError(RequestRefusedError):
-    """The queue is full; try again after `retry_after_s` seconds."""
+class NotNowError(RequestRefusedError):
+    """The same request may be served later, after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         """Store `message` and `retry_after_s`, in whole seconds as in the HTTP header."""
@@ -88,10 +112,13 @@ class QueueFullError(RequestRefusedError):
         self.retry_after_s = retry_after_s
 
 
-class EngineUnavailableError(RequestRefusedError):
+class QueueFullError(NotNowError):
+    """The queue is full."""
+
+    code = "queue_full"
+
+
+class EngineUnavailableError(NotNowError):
     """The engine is draining, stopped or dead, and takes no requests."""
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
-        """Store `message` and `retry_after_s`, in whole seconds as in the HTTP header."""
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    code = "engine_unavailable"

@@ -19,6 +19,7 @@ from infer_server.errors import (
     internal_error,
     openai_shape,
     refusal_error,
+    shape_reply,
     shorten,
 )
 from infer_server.http.bodies import ClientDisconnectedError
@@ -46,7 +47,7 @@ def exception_handlers(
     """
 
     def reply(request: AnyRequest, error: ApiError) -> Response[Any]:
-        status, body = shape(error, request.scope)
+        status, body = shape_reply(error, request.scope, shape)
         return Response(body, status_code=status, headers=error.headers, media_type="application/json")
 
     def on_api_error(request: AnyRequest, error: ApiError) -> Response[Any]:

@@ -3,7 +3,7 @@
 import msgspec
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Scope, Send
 
-from infer_server.errors import ApiError, ErrorShape, openai_shape
+from infer_server.errors import ApiError, ErrorShape, openai_shape, shape_reply
 
 _REASONS = {
     400: b"Bad Request",
@@ -17,7 +17,7 @@ _REASONS = {
 
 async def send_error(error: ApiError, scope: Scope, send: Send, *, shape: ErrorShape = openai_shape) -> None:
     """Answer the ASGI request of `scope` with `error`, in the `shape` of its API."""
-    status, reply = shape(error, scope)
+    status, reply = shape_reply(error, scope, shape)
     body = msgspec.json.encode(reply)
     start: HTTPResponseStartEvent = {
         "type": "http.response.start",

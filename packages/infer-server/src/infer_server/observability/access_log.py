@@ -14,7 +14,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope, Send, WebSocketReceiveMessage
 
 from infer_engine.protocol import GenerateRequest, RequestStream
-from infer_server.errors import shorten
+from infer_server.errors import error_of, shorten
 from infer_server.http.request_ids import request_id
 from infer_server.http.root_path import without_root
 from infer_server.observability.http_metrics import NO_HANDLER, HttpMetrics
@@ -136,6 +136,10 @@ class _Exchange:
             fields["client"] = f"{client[0]}:{client[1]}"
         if self._is_disconnected:
             fields["disconnected"] = True
+        if (error := error_of(scope)) is not None:
+            fields["error_code"] = error.code
+            if error.param is not None:
+                fields["error_param"] = shorten(error.param, _MAX_PATH_CHARACTERS)
         return fields
 
 
