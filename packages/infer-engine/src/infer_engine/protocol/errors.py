@@ -1,16 +1,18 @@
 """Errors of requests that are refused before they enter the queue, and of engines that cannot start.
 
-error                              code
-RequestRefusedError
-    InvalidRequestError            invalid_value
-        EmptyPromptError           empty_prompt
-        ChatTemplateUnusableError  chat_template_unusable
-    ContextLengthExceededError     context_length_exceeded
-    NotNowError
-        QueueFullError             queue_full
-        EngineUnavailableError     engine_unavailable
-EngineStartError
-CheckpointUnusableError
+    error                              code
+    RequestRefusedError
+        InvalidRequestError            invalid_value
+            EmptyPromptError           empty_prompt
+            ChatTemplateUnusableError  chat_template_unusable
+        ContextLengthExceededError     context_length_exceeded
+        NotNowError
+            QueueFullError             queue_full
+            EngineUnavailableError     engine_unavailable
+    EngineStartError
+    CheckpointUnusableError
+
+The last two end a start; the others are replies to a client, with their `code`.
 """
 
 from typing import Any, ClassVar

@@ -82,6 +82,11 @@ def _weight(
     )
 
 
+def _aligned(data: Tensor) -> Tensor:
+    """Return a copy, whose bytes may be viewed as words: a part of one block alone is contiguous where it lies."""
+    return data.clone(memory_format=torch.contiguous_format)
+
+
 def _float16(data: Tensor) -> Tensor:
     """Return fp16 numbers of two bytes each, [blocks, 2 * numbers]."""
     return data.contiguous().view(torch.float16)
@@ -100,7 +105,7 @@ def _pairs(data: Tensor, size: int) -> Tensor:
 
 def _halves(data: Tensor, size: int) -> Tensor:
     """Return the codes of `_pairs` two a byte, as int4 has them, uint8 [blocks, bytes]; eight bytes at once."""
-    words = data.contiguous().view(torch.int64).view(len(data), -1, 1, size // 8)
+    words = _aligned(data).view(torch.int64).view(len(data), -1, 1, size // 8)
     halves = torch.cat([words, words >> 4], dim=2) & 0x0F0F0F0F0F0F0F0F
     return (halves | halves >> 4).view(torch.int16).to(torch.uint8).flatten(1)  # a pair in the lower byte of two
 
@@ -115,7 +120,7 @@ def _sixes(halves: Tensor, upper: Tensor, *, shifts: tuple[int, ...], mask: int,
         mask: bits of a code, in each byte of a word of 32 bits.
         more: what is added to a word of sixteen pairs of upper bits.
     """
-    words = upper.contiguous().view(torch.int32).view(len(upper), -1, 1, 2, 4)
+    words = _aligned(upper).view(torch.int32).view(len(upper), -1, 1, 2, 4)
     by_code = words >> torch.tensor(shifts, dtype=torch.int32).view(-1, 1, 1) & mask
     units = (by_code << torch.tensor(_QUARTERS, dtype=torch.int32)).sum(dim=-1, dtype=torch.int32) + more
     lower = halves.view(torch.int32).view(len(halves), -1, 2)
