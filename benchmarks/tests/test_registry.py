@@ -1,6 +1,9 @@
 """Every benchmark is listed, explains itself and runs once, and pages call it by a name that exists."""
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,29 @@ def test_pages_name_benchmarks_that_exist() -> None:
 
 def test_table_is_markdown() -> None:
     assert table(["a", "b"], [[1, "x"]]) == "| a | b |\n|---|---|\n| 1 | x |"
+
+
+SLOW = """
+import sys, time, types
+from infer_bench import registry
+
+def main(arguments):
+    try:
+        print("begins", flush=True)
+        time.sleep(60)
+    finally:
+        print("ends what it began", flush=True)
+
+sys.modules["infer_bench.slow"] = types.SimpleNamespace(main=main)
+registry.BENCHMARKS = {"slow": ("slow", "")}
+sys.exit(registry.main(["slow"]))
+"""
+
+
+def test_a_benchmark_that_is_told_to_end_ends_what_it_has_begun() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        process.terminate()
+        assert process.communicate(timeout=30)[0] == "ends what it began\n"
+    assert process.returncode == 128 + signal.SIGTERM

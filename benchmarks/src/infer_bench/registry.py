@@ -1,5 +1,6 @@
 """All benchmarks by name: lists them, and runs one."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in BENCHMARKS:
         print(f"`{name}` is no benchmark.\n\n{usage()}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers it has started end, too
     sys.argv = [f"infer-bench {name}", *rest]  # what `--help` and the result's `command` show
     import_module("infer_engine")  # before torch: it says how torch's threads wait
     module, _, function = BENCHMARKS[name][0].partition(":")
