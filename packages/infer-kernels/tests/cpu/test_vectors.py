@@ -13,6 +13,7 @@ import pytest
 
 from infer_kernels.cpu.compilation import SOURCE_FOLDER, BuildError, find_compiler
 from infer_kernels.cpu.compilation.compilers import COMMON_FLAGS
+from infer_kernels.cpu.compilation.encodings_header import write_header
 
 SOURCE = Path(__file__).parents[1] / "vector_checks.cpp"
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -33,7 +34,8 @@ FLAGS = [flag for flag in COMMON_FLAGS if flag not in ("-shared", "-w")]
 
 def compile_checks(compiler: list[str], flags: list[str], to: Path) -> Path:
     """Compile `vector_checks.cpp`, and return the program."""
-    own = ["-DELEMENT=bf16", f"-I{SOURCE_FOLDER}", str(SOURCE), "-o", str(to)]
+    write_header(to.parent)
+    own = ["-DELEMENT=bf16", f"-I{SOURCE_FOLDER}", f"-I{to.parent}", str(SOURCE), "-o", str(to)]
     subprocess.run([*compiler, *FLAGS, *flags, *own], check=True, capture_output=True, text=True)
     return to
 
