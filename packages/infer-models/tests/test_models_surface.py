@@ -10,8 +10,10 @@ import pytest
 
 import infer_models
 from infer_models import CausalLM, CheckpointError, ModelConfig
-from infer_models.config.families import FAMILIES
-from infer_models.config.wrappers import WRAPPERS
+from infer_models.config.registry import known_families
+
+FAMILIES = known_families()
+WRAPPERS = [wrapper for family in FAMILIES.values() for wrapper in family.wrappers]
 
 
 def test_the_public_names_are_these() -> None:
