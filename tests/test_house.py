@@ -49,7 +49,7 @@ LARGE_FOLDERS: dict[str, int] = {
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 31_040,
     "packages/infer-kernels/tests": 14_900,
-    "packages/infer-models/src": 20_700,
+    "packages/infer-models/src": 20_950,
     "packages/infer-models/tests": 10_600,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,

@@ -25,6 +25,4 @@ def granite_multipliers(metadata: Metadata) -> Fields:
     }
 
 
-ARCHITECTURES = {
-    "granite": Architecture(model_type="granite", own_fields=_granite, has_interleaved_heads=True),
-}
+ARCHITECTURES = {"granite": Architecture(model_type="granite", own_fields=_granite, has_interleaved_heads=True)}

@@ -39,6 +39,4 @@ def _lfm2(metadata: Metadata, header: GgufHeader) -> Fields:
     }
 
 
-ARCHITECTURES = {
-    "lfm2": Architecture(model_type="lfm2", own_fields=_lfm2, names=_NAMES, has_states=True),
-}
+ARCHITECTURES = {"lfm2": Architecture(model_type="lfm2", own_fields=_lfm2, names=_NAMES, has_states=True)}

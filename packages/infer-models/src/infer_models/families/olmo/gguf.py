@@ -22,6 +22,4 @@ def _olmo2(metadata: Metadata, header: GgufHeader) -> Fields:
     }
 
 
-ARCHITECTURES = {
-    "olmo2": Architecture(model_type="olmo2", own_fields=_olmo2, names=MappingProxyType(NORMS_AFTER)),
-}
+ARCHITECTURES = {"olmo2": Architecture(model_type="olmo2", own_fields=_olmo2, names=MappingProxyType(NORMS_AFTER))}

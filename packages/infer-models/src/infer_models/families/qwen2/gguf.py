@@ -2,6 +2,4 @@
 
 from infer_models.gguf.architecture import Architecture
 
-ARCHITECTURES = {
-    "qwen2": Architecture(model_type="qwen2"),
-}
+ARCHITECTURES = {"qwen2": Architecture(model_type="qwen2")}

@@ -2,6 +2,4 @@
 
 from infer_models.gguf.architecture import Architecture
 
-ARCHITECTURES = {
-    "qwen3": Architecture(model_type="qwen3"),
-}
+ARCHITECTURES = {"qwen3": Architecture(model_type="qwen3")}

@@ -15,6 +15,4 @@ def _qwen3_moe(metadata: Metadata, header: GgufHeader) -> Fields:
     }
 
 
-ARCHITECTURES = {
-    "qwen3moe": Architecture(model_type="qwen3_moe", own_fields=_qwen3_moe),
-}
+ARCHITECTURES = {"qwen3moe": Architecture(model_type="qwen3_moe", own_fields=_qwen3_moe)}

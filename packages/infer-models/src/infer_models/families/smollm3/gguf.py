@@ -11,6 +11,4 @@ def _smollm3(metadata: Metadata, header: GgufHeader) -> Fields:
     return {"no_rope_layers": [int(each) for each in metadata.numbers(key)]} if key in metadata else {}
 
 
-ARCHITECTURES = {
-    "smollm3": Architecture(model_type="smollm3", own_fields=_smollm3, has_interleaved_heads=True),
-}
+ARCHITECTURES = {"smollm3": Architecture(model_type="smollm3", own_fields=_smollm3, has_interleaved_heads=True)}
