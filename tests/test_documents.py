@@ -117,7 +117,7 @@ def test_every_flag_that_a_page_names_is_there(page: str, flags: set[str]) -> No
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_path_that_a_page_names_is_there(page: str) -> None:
-    """A path of code may be written from any folder on: `families/llama.py` of its package."""
+    """A path of code may be written from any folder on: `families/llama/model.py` of its package."""
     named = set(re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cpp|h|toml|json|yaml|md))`", text_of(page)))
     named = {path for path in named if "NAME" not in path}
     assert {path for path in named if f"/{path}\n" not in files()} - NOT_HERE == set()

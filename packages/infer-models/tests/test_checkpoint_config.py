@@ -143,7 +143,7 @@ PHI = {"model_type": "phi3"}
     [
         (
             {"model_type": "gpt2"},
-            "`model_type` is 'gpt2'; it must be one of `llama`, `mistral`, `ministral`, `ministral3`, `mixtral`",
+            "`model_type` is 'gpt2'; it must be one of `gemma3_text`, `gemma4_text`, `gpt_oss`",
         ),
         ({"model_type": ["llama"]}, "`model_type` is ['llama']; it must be a string"),
         ({"hidden_size": "64"}, "`hidden_size` is '64'; it must be a whole number of at least 1"),

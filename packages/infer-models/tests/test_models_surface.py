@@ -10,8 +10,11 @@ import pytest
 
 import infer_models
 from infer_models import CausalLM, CheckpointError, ModelConfig
-from infer_models.config.families import FAMILIES
-from infer_models.config.wrappers import WRAPPERS
+from infer_models.config.registry import known_families
+from infer_models.testing import save_tiny
+
+FAMILIES = known_families()
+WRAPPERS = [wrapper for family in FAMILIES.values() for wrapper in family.wrappers]
 
 
 def test_the_public_names_are_these() -> None:
@@ -50,6 +53,18 @@ def test_reading_a_configuration_of_any_family_imports_no_torch(tmp_path: Path) 
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60).returncode == 0
+
+
+def test_loading_a_model_imports_its_own_family_alone(tmp_path: Path) -> None:
+    save_tiny("phi3", tmp_path)
+    code = (
+        "import sys; from pathlib import Path; import torch; from infer_models import load_model\n"
+        "load_model(Path(sys.argv[1]), device=torch.device('cpu'), dtype=torch.float32)\n"
+        "print(sorted(name for name in sys.modules if name.startswith('infer_models.families.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60, capture_output=True)
+    room = "infer_models.families.phi3"
+    assert done.stdout.decode().strip() == str([room, f"{room}.config", f"{room}.model"])
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

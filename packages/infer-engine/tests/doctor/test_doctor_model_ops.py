@@ -17,13 +17,13 @@ from infer_kernels import ExpertActivation
 from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, HeadOps, ModelOps, MoeOps, ScanOps
 from infer_models import CausalLM, KVCacheView, ModelConfig
 from infer_models.config import MoEConfig
-from infer_models.config.families import read_llama
 from infer_models.config.registry import REGISTERED, Family
-from infer_models.families.gemma3 import Gemma3
-from infer_models.families.llama import Llama
-from infer_models.families.nanogpt import NanoGPT
-from infer_models.families.olmo import HeadsNormAttention, Olmo
-from infer_models.families.qwen3_moe import Qwen3MoE
+from infer_models.families.gemma3.model import Gemma3
+from infer_models.families.llama.config import read_llama
+from infer_models.families.llama.model import Llama
+from infer_models.families.nanogpt.model import NanoGPT
+from infer_models.families.olmo.model import HeadsNormAttention, Olmo
+from infer_models.families.qwen3_moe.model import Qwen3MoE
 from infer_models.layers import ParameterFactory
 from infer_models.testing import save_tiny_nanogpt
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from infer_models.config.json_fields import JsonFields
-from infer_models.gguf.architectures import config_fields
 from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
+from infer_models.gguf.config_fields import config_fields
 
 
 def read_config_fields(checkpoint: Path) -> JsonFields:

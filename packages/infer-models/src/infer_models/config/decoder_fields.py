@@ -10,6 +10,7 @@ from infer_models.config.model_config import ModelConfig, MoEConfig
 from infer_models.config.rope_fields import DEFAULT_THETA, longest_sequence, read_rope
 from infer_models.config.stored_dtype import stored_dtype
 from infer_models.errors import CheckpointError
+from infer_models.layer_states import StateSpec
 
 MAX_HEAD_DIM = 256
 _SHORT_DTYPES = {
@@ -157,6 +158,32 @@ def with_windows(config: ModelConfig, window: int | None) -> tuple[int | None, .
     return (window if is_window else None,) * config.num_layers
 
 
+def read_states(
+    fields: JsonFields, config: ModelConfig, *, kind: str, state: StateSpec, default_types: Sequence[str]
+) -> tuple[StateSpec | None, ...]:
+    """Read which layers have a state: those that `layer_types`, or else `default_types`, calls `kind`.
+
+    Raises:
+        CheckpointError: `layer_types` does not fit the layers, or names another kind.
+    """
+    types = fields.texts("layer_types") if "layer_types" in fields else default_types
+    if len(types) != config.num_layers or not {FULL, kind} >= set(types):
+        raise fields.invalid("layer_types", f"{config.num_layers} times `{kind}` or `{FULL}`, one for each layer")
+    return tuple(state if each == kind else None for each in types)
+
+
+def read_width(fields: JsonFields, name: str, default: int) -> int:
+    """Read over how many tokens a convolution goes.
+
+    Raises:
+        CheckpointError: it is one, which needs no state.
+    """
+    width = fields.count(name, default)
+    if width < 2:
+        raise fields.invalid(name, "a whole number of at least 2")
+    return width
+
+
 def read_dtype(fields: JsonFields, *, default: str = "float32") -> str:
     """Read the weights' type under its name in `transformers` 5 or 4; absent, it is that of the weights.
 
@@ -238,6 +265,12 @@ def read_window(fields: JsonFields, *, default: int | None) -> int | None:
     if fields.is_null("sliding_window") or (default is None and "sliding_window" not in fields):
         return None
     return fields.count("sliding_window", default)
+
+
+def read_window_in_use(fields: JsonFields, *, default: int | None) -> int | None:
+    """Read the length of windows where `use_sliding_window` says that there are any."""
+    window = read_window(fields, default=default)
+    return window if fields.flag("use_sliding_window", default=False) else None
 
 
 def refuse(fields: JsonFields, *names: str) -> None:

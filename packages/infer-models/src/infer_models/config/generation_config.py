@@ -9,8 +9,8 @@ from typing import Any
 
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import text_fields
-from infer_models.gguf.architectures import sampling_fields
 from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
+from infer_models.gguf.config_fields import sampling_fields
 from infer_models.gguf.end_tokens import end_token_ids, suppressed_token_ids
 from infer_models.hub import recommended_sampling
 

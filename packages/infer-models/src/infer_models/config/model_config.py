@@ -14,7 +14,7 @@ from infer_models.config.quantization import QuantizationConfig, read_quantizati
 from infer_models.config.registry import find_family, known_families
 from infer_models.config.rope import RopeParameters
 from infer_models.config.unread_fields import without_ineffective
-from infer_models.config.wrappers import TEXT_CONFIG, WRAPPERS, text_fields
+from infer_models.config.wrappers import TEXT_CONFIG, text_fields
 from infer_models.gguf.checkpoint_files import is_gguf
 from infer_models.layer_states import ScanSpec, StateSpec
 
@@ -241,8 +241,10 @@ def _read(folder: Path, fields: JsonFields) -> ModelConfig:
     fields, wrapper = text_fields(fields)
     family = find_family(fields.text("model_type"))
     if family is None:
-        known = [*known_families(), *(WRAPPERS if wrapper is None else ())]
-        raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in known))
+        known = known_families()
+        wrappers = (each for known_family in known.values() for each in known_family.wrappers)
+        names = [*known, *(wrappers if wrapper is None else ())]
+        raise fields.invalid("model_type", "one of " + ", ".join(f"`{each}`" for each in names))
     refuse_attention_to_what_follows(fields)
     fields = fields.with_defaults(family.defaults)
     config = replace(family.read(fields), wrapper=wrapper)

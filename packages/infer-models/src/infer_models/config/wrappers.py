@@ -1,24 +1,8 @@
 """Text models inside multimodal checkpoints: where their `config.json` and their tensors are."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from infer_models.config.json_fields import JsonFields
+from infer_models.family_modules import family_modules
 
-WRAPPERS: Mapping[str, str] = MappingProxyType(
-    {
-        "gemma3": "gemma3_text",
-        "gemma4": "gemma4_text",
-        "mistral3": "mistral",
-        "llava": "llama",
-        "qwen3_5": "qwen3_5_text",
-        "qwen3_5_moe": "qwen3_5_moe_text",
-    }
-)
-"""The `model_type` of the text model by that of the multimodal model, where the file names none.
-
-Their text models are of our families, without changes of their own.
-"""
 TEXT_CONFIG = "text_config"
 _OUTER_FIELDS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings", "eos_token_id")
 """Fields that files of wrappers have beside `text_config`, for the whole model."""
@@ -31,12 +15,24 @@ def text_fields(fields: JsonFields) -> tuple[JsonFields, str | None]:
         CheckpointError: a wrapper's `text_config` is missing or no object.
     """
     wrapper = fields.text("model_type", "")
-    if wrapper not in WRAPPERS:
+    model_type = _text_model_type(wrapper)
+    if model_type is None:
         return fields, None
     if TEXT_CONFIG not in fields:
         raise fields.invalid(TEXT_CONFIG, "the configuration of the text model")
-    text = fields.nested(TEXT_CONFIG).with_defaults({"model_type": WRAPPERS[wrapper]})
+    text = fields.nested(TEXT_CONFIG).with_defaults({"model_type": model_type})
     return text.with_fields(fields, _OUTER_FIELDS), wrapper
+
+
+def _text_model_type(wrapper: str) -> str | None:
+    """Return the `model_type` of the text model in multimodal models of a `model_type`; None: they are none."""
+    for module in family_modules("config", like=wrapper):
+        if wrapper in module.FAMILIES:
+            return None
+        for model_type, family in module.FAMILIES.items():
+            if wrapper in family.wrappers:
+                return str(model_type)
+    return None
 
 
 def name_of_text_tensor(name: str) -> str:

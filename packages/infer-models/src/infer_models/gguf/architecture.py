@@ -1,12 +1,14 @@
-"""`Architecture`: what is known of a `general.architecture` beside its metadata."""
+"""`Architecture`: what a family knows of a `general.architecture` beside its metadata."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from infer_models.family_modules import family_modules
+from infer_models.gguf.block_types import OF_LLAMA_CPP
 from infer_models.gguf.header import GgufHeader
-from infer_models.gguf.metadata import Metadata
+from infer_models.gguf.metadata import ARCHITECTURE, Metadata
 
 Fields = dict[str, Any]
 
@@ -29,7 +31,8 @@ class Architecture:
         layers_differ: heads of keys and values, widths of MLPs and rotations differ by layer; `own_fields` has them.
         rows: gets the name of a tensor within a layer and its number of rows, and returns the models' tensors within a
             layer that are stored in it, where their rows have another order: for each of their rows that of the file.
-        columns_in_turns: name of the tensor within a layer whose columns are those of value heads, in turns.
+        column_turns: gets the name of a tensor within a layer and its number of columns, and returns in how many turns
+            these are stored, of how many heads in each, of how many columns each; None: they are in the models' order.
     """
 
     model_type: str
@@ -44,4 +47,21 @@ class Architecture:
     has_query_gates: bool = False
     layers_differ: bool = False
     rows: Callable[[Metadata, str, int], Mapping[str, Sequence[int]]] = lambda *_: {}
-    columns_in_turns: str | None = None
+    column_turns: Callable[[Metadata, str, int], tuple[int, int, int] | None] = lambda *_: None
+
+
+def architecture_of(header: GgufHeader) -> Architecture:
+    """Return the architecture of a file: the families' modules `gguf` have them by name, as `ARCHITECTURES`.
+
+    Raises:
+        CheckpointError: it is none that is read.
+    """
+    metadata = Metadata(header)
+    if metadata.architecture == "gptoss":
+        raise metadata.invalid(ARCHITECTURE, f"another one: Ollama's own files are not read; {OF_LLAMA_CPP}")
+    known: dict[str, Architecture] = {}
+    for module in family_modules("gguf", like=metadata.architecture):
+        known |= module.ARCHITECTURES
+        if metadata.architecture in known:
+            return known[metadata.architecture]
+    raise metadata.invalid(ARCHITECTURE, "one of " + ", ".join(f"`{each}`" for each in sorted(known)))

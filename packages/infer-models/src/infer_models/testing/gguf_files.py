@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from infer_models.families.tiny_family import TinyGguf, num_experts
 from infer_models.gguf.block_types import DEQUANTIZED, QUANTIZED
-from infer_models.testing.gguf_hybrids import HYBRIDS, hybrid_values, join_hybrid, split_hybrid
-from infer_models.testing.gguf_oss import join_oss, split_oss
+from infer_models.testing.tiny_families import TINY_GGUF
 
 KINDS = tuple(QUANTIZED)
 """The quantized types that are kept so."""
@@ -41,15 +41,6 @@ _FP16_FIELDS: Mapping[str, tuple[tuple[int, float], ...]] = {
     "TQ2_0": ((64, 1.0),),
 }
 """The places of a block's fp16 numbers, and about what they are, up to a factor."""
-_ARCHITECTURES: Mapping[str, str] = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "olmo2", "granite", "smollm3")},
-    "mixtral": "llama",
-    "ministral3": "mistral3",
-    "qwen3_moe": "qwen3moe",
-    "gemma3_text": "gemma3",
-    "gpt_oss": "gpt-oss",
-    **HYBRIDS,
-}
 _NAMES: Mapping[str, str] = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -75,7 +66,6 @@ _NAMES: Mapping[str, str] = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-_WITH_SHIFTED_NORMS = ("qwen35", "qwen35moe", "qwen3next")
 
 
 def random_blocks(kind: str, rows: int, columns: int, *, seed: int) -> NDArray[np.uint8]:
@@ -142,25 +132,20 @@ def save_gguf(
     import gguf  # noqa: PLC0415 - only tests have it
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    architecture = _ARCHITECTURES[config["model_type"]]
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in (_hyperparameters(config, architecture) | dict(metadata or {})).items():
-        _add(writer, f"{architecture}.{key}", value)
+    tiny = TINY_GGUF[config["model_type"]]
+    writer = gguf.GGUFWriter(path, tiny.architecture)
+    for key, value in (_hyperparameters(config) | tiny.values(config) | dict(metadata or {})).items():
+        _add(writer, f"{tiny.architecture}.{key}", value)
     if (folder / "tokenizer.json").exists():
         _add_tokenizer(writer, folder)
-    original = tensors = load_file(folder / "model.safetensors")
-    if architecture == "gpt-oss":
-        tensors = split_oss(tensors)
-    if architecture in HYBRIDS.values():
-        tensors = split_hybrid(tensors, config)
-    for index, (stored, members) in enumerate(
-        _tensors(tensors, config, architecture, stacks_experts=stacks_experts).items()
-    ):
+    original = load_file(folder / "model.safetensors")
+    tensors = tiny.split(original, config)
+    for index, (stored, members) in enumerate(_tensors(tensors, config, tiny, stacks_experts=stacks_experts).items()):
         whole = torch.stack([tensors[each] for each in members]) if len(members) > 1 else tensors[members[0]]
         kind = kind_of(stored) if whole.dim() > 1 and stored.endswith(".weight") else None
-        heads = _heads_of(stored, config, architecture)
+        heads = _heads_of(stored, config) if tiny.has_interleaved_heads else 0
         if kind is None:
-            numbers = _interleaved(whole, heads).float() + (1.0 if _is_shifted(stored, architecture) else 0.0)
+            numbers = _interleaved(whole, heads).float() + (1.0 if tiny.shifts_norms and _is_shifted(stored) else 0.0)
             writer.add_tensor(stored, numbers.numpy())
             continue
         of = gguf.GGMLQuantizationType[kind]
@@ -173,10 +158,7 @@ def save_gguf(
         writer.add_tensor(stored, blocks.reshape(*whole.shape[:-1], -1), raw_dtype=of)
         numbers = _separated(numbers, heads)
         tensors |= dict(zip(members, numbers if len(members) > 1 else [numbers], strict=True))
-    if architecture == "gpt-oss":
-        tensors = join_oss(tensors, num_experts=_num_experts(config))
-    if architecture in HYBRIDS.values():
-        tensors = join_hybrid(tensors, original, config)
+    tensors = tiny.join(tensors, original, config)
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -184,10 +166,10 @@ def save_gguf(
     writer.close()
 
 
-def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def _hyperparameters(config: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
-    values: dict[str, Any] = {
+    return {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -200,42 +182,6 @@ def _hyperparameters(config: Mapping[str, Any], architecture: str) -> dict[str, 
         "rope.freq_base": float(rope.get("full_attention", rope).get("rope_theta", 10000.0)),
         "rope.dimension_count": head_dim,
     }
-    if architecture in HYBRIDS.values():
-        values |= hybrid_values(config, architecture)
-    if architecture.startswith("granite"):
-        values |= {
-            "attention.scale": config["attention_multiplier"],
-            "embedding_scale": config["embedding_multiplier"],
-            "residual_scale": config["residual_multiplier"],
-            "logit_scale": config["logits_scaling"],
-        }
-    if architecture == "smollm3":
-        values |= {"attention.rope_pattern": [bool(each) for each in config["no_rope_layers"]]}
-    if config["model_type"] == "mixtral":
-        values |= {"expert_count": _num_experts(config), "expert_used_count": config["num_experts_per_tok"]}
-    if architecture == "qwen3moe":
-        values |= {
-            "expert_count": _num_experts(config),
-            "expert_used_count": config["num_experts_per_tok"],
-            "expert_feed_forward_length": config["moe_intermediate_size"],
-        }
-    if architecture == "gpt-oss":
-        values |= {
-            "expert_count": _num_experts(config),
-            "expert_used_count": config["num_experts_per_tok"],
-            "expert_feed_forward_length": config["intermediate_size"],
-            "attention.sliding_window": config["sliding_window"],
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": float(rope["factor"]),
-            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-        }
-    if architecture == "gemma3":
-        values |= {"attention.sliding_window": config["sliding_window"]}
-    return values
-
-
-def _num_experts(config: Mapping[str, Any]) -> int:
-    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
@@ -278,11 +224,11 @@ def _add_tokenizer(writer: Any, folder: Path) -> None:
 
 
 def _tensors(
-    tensors: Mapping[str, Any], config: Mapping[str, Any], architecture: str, *, stacks_experts: bool
+    tensors: Mapping[str, Any], config: Mapping[str, Any], tiny: TinyGguf, *, stacks_experts: bool
 ) -> dict[str, list[str]]:
     """Return the tensors of the checkpoint that each tensor of the file has: one, or all experts."""
     found: dict[str, list[str]] = {}
-    experts = range(_num_experts(config))
+    experts = range(num_experts(config))
     for name in tensors:
         parts = name.split(".")
         leaf, layer = parts[-1], f"blk.{parts[2]}." if parts[1] == "layers" else ""
@@ -296,24 +242,20 @@ def _tensors(
             else:
                 found[f"{layer}ffn_{part}.{parts[5]}.weight"] = [name]
             continue
-        has_norms_after = architecture in {"gemma3", "olmo2", "gpt-oss", *HYBRIDS.values()} - {"granitehybrid"}
-        own = {"post_attention_layernorm": "post_attention_norm" if has_norms_after else "ffn_norm"}
+        own = {"post_attention_layernorm": "post_attention_norm" if tiny.has_norms_after else "ffn_norm"}
         stored = {**_NAMES, **own}.get(within, within)
         found[f"{layer}{stored}.{leaf}" if stored else layer + leaf] = [name]
     return found
 
 
-def _heads_of(stored: str, config: Mapping[str, Any], architecture: str) -> int:
+def _heads_of(stored: str, config: Mapping[str, Any]) -> int:
     """Return the heads whose rows llama.cpp interleaves; 0: none."""
-    if architecture not in ("llama", "mistral3", "granite", "granitehybrid", "smollm3"):
-        return 0
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     return int(heads.get(stored.split(".")[-2], 0))
 
 
-def _is_shifted(stored: str, architecture: str) -> bool:
-    is_norm = stored.split(".")[-2].endswith("norm")
-    return is_norm and (architecture == "gemma3" or (architecture in _WITH_SHIFTED_NORMS and "ssm_norm" not in stored))
+def _is_shifted(stored: str) -> bool:
+    return stored.split(".")[-2].endswith("norm") and "ssm_norm" not in stored
 
 
 def _interleaved(whole: torch.Tensor, heads: int) -> torch.Tensor:

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from infer_models.checkpoint.files.tensor_file import StoredTensor, TensorFile
 from infer_models.errors import CheckpointError
-from infer_models.gguf.architecture import Architecture
-from infer_models.gguf.architectures import architecture_of
+from infer_models.gguf.architecture import Architecture, architecture_of
 from infer_models.gguf.block_types import DEQUANTIZED, QUANTIZED
-from infer_models.gguf.delta_heads import DeltaHeads
 from infer_models.gguf.header import GgufHeader, TensorPlace, read_header
 from infer_models.gguf.metadata import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, read_factors
 from infer_models.gguf.tensor_names import expert_names, model_name, name_within, part_name
@@ -318,10 +316,9 @@ def _changes(tensor: StoredTensor, within: str, architecture: Architecture, meta
         count = metadata.count_but_zeros if architecture.has_states else metadata.count
         head_rows = tensor.shape[0] // max(count(heads_key, default), 1)
         return {"head_rows": head_rows} if head_rows and head_rows % 2 == 0 else {}
-    if within and within == architecture.columns_in_turns:
-        heads = DeltaHeads.read(metadata)
-        is_other = heads.num_turns > 1 and tensor.shape[-1] == heads.values
-        return {"turns": (heads.num_turns, heads.key_heads, heads.head_dim)} if is_other else {}
+    turns = architecture.column_turns(metadata, within, tensor.shape[-1]) if tensor.shape else None
+    if turns is not None:
+        return {"turns": turns}
     if within == _DECAY:
         return {"change": partial(_logarithm_of_decay, tensor.name)}
     is_norm = (within or tensor.name.removesuffix(".weight")).endswith("norm")

@@ -1,4 +1,4 @@
-"""`DeltaHeads`: the heads of gated delta nets in GGUF files, and the orders in which their rows are stored.
+"""Qwen 3.5 and Qwen3-Next in GGUF files, and the orders in which rows of heads of gated delta nets are stored there.
 
 Of two key heads with three value heads each:
 
@@ -9,9 +9,13 @@ Of two key heads with three value heads each:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from infer_models.gguf.architecture import Architecture, Fields
+from infer_models.gguf.header import GgufHeader
 from infer_models.gguf.metadata import Metadata
+from infer_models.gguf.own_fields import FULL, KV_HEADS, SHARED_SIZE, check_convolutions
 
 _HEAD_MULTIPLE = 16
 """What sizes of heads are multiples of, so that codes of a head share no bytes with others."""
@@ -20,6 +24,37 @@ _STATE_SIZE, _KEY_HEADS, _VALUE_HEADS, _ALL_VALUES = (
     ".ssm.group_count",
     ".ssm.time_step_rank",
     ".ssm.inner_size",
+)
+_STATE_LAYERS, _INTERVAL, _PREDICTING = (
+    ".attention.recurrent_layers",
+    ".full_attention_interval",
+    ".nextn_predict_layers",
+)
+_LINEAR = "linear_attention"
+"""The kind of layers with a state in `layer_types`."""
+_NAMES = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        "nextn.eh_proj": "eh_proj",
+        "nextn.enorm": "enorm",
+        "nextn.hnorm": "hnorm",
+        "nextn.embed_tokens": "embed_tokens",
+        "nextn.shared_head_norm": "shared_head.norm",
+        "nextn.shared_head_head": "shared_head.head",
+    }
 )
 
 
@@ -113,3 +148,74 @@ def rows_together(metadata: Metadata, name: str, num_rows: int) -> Mapping[str, 
     if num_rows != heads.key_heads * sum(sizes):
         return {}
     return {f"linear_attn.in_proj_{part}.weight": heads.together(sizes, each) for part, each in parts.items()}
+
+
+def column_turns(metadata: Metadata, name: str, num_columns: int) -> tuple[int, int, int] | None:
+    """Return the turns of the columns of a tensor of `qwen35`, as `Architecture.column_turns`."""
+    if name != "ssm_out":
+        return None
+    heads = DeltaHeads.read(metadata)
+    is_other = heads.num_turns > 1 and num_columns == heads.values
+    return (heads.num_turns, heads.key_heads, heads.head_dim) if is_other else None
+
+
+def _qwen35(metadata: Metadata, header: GgufHeader) -> Fields:
+    heads, width = DeltaHeads.read(metadata), metadata.count(".ssm.conv_kernel")
+    check_convolutions(header, "ssm_conv1d", 2 * heads.keys + heads.values, width)
+    layers = metadata.count(".block_count") - metadata.count(_PREDICTING, 0)
+    if layers < 1:
+        raise metadata.invalid(_PREDICTING, "fewer than the layers")
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": _layer_types(metadata, layers),
+        "linear_conv_kernel_dim": width,
+        "linear_num_key_heads": heads.key_heads,
+        "linear_num_value_heads": heads.value_heads,
+        "linear_key_head_dim": heads.head_dim,
+        "linear_value_head_dim": heads.head_dim,
+    }
+
+
+def _layer_types(metadata: Metadata, layers: int) -> list[str]:
+    """Return the kind of each layer: that of the metadata, or every fourth attends."""
+    every = metadata.count(_INTERVAL, 4)
+    if metadata.is_array(_STATE_LAYERS):
+        have_states = metadata.numbers(_STATE_LAYERS)
+        if len(have_states) != metadata.count(".block_count"):
+            raise metadata.invalid(_STATE_LAYERS, f"{metadata.count('.block_count')} flags, one for each layer")
+        return [_LINEAR if each else FULL for each in have_states[:layers]]
+    heads = metadata.numbers(KV_HEADS) if metadata.is_array(KV_HEADS) else []  # as Ollama writes it
+    if len(heads) == metadata.count(".block_count"):
+        return [FULL if each else _LINEAR for each in heads[:layers]]
+    if not every:
+        raise metadata.invalid(_INTERVAL, "a whole number above 0")
+    return [FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(layers)]
+
+
+def _qwen35_moe(metadata: Metadata, header: GgufHeader) -> Fields:
+    return _qwen35(metadata, header) | {
+        "num_experts": metadata.count(".expert_count"),
+        "num_experts_per_tok": metadata.count(".expert_used_count"),
+        "moe_intermediate_size": metadata.count(".expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.count(SHARED_SIZE),
+    }
+
+
+_DENSE = Architecture(
+    model_type="qwen3_5_text",
+    own_fields=_qwen35,
+    names=_NAMES,
+    norm_shift=1.0,
+    unshifted=frozenset({"ssm_norm"}),
+    rows=rows_in_turns,
+    column_turns=column_turns,
+    has_states=True,
+    has_query_gates=True,
+)
+_MOE = replace(_DENSE, model_type="qwen3_5_moe_text", own_fields=_qwen35_moe)
+ARCHITECTURES = {
+    "qwen35": _DENSE,
+    "qwen35moe": _MOE,
+    # The model is that of Qwen 3.5 with experts, and so are most tensors of such files.
+    "qwen3next": replace(_MOE, rows=rows_together, column_turns=lambda *_: None),
+}

@@ -1,4 +1,4 @@
-"""The tensors of gpt-oss as llama.cpp's converter takes them apart: each expert's gates, ups and downs, and back.
+"""Tiny models of gpt-oss, and its tensors as llama.cpp's converter takes them apart: gates, ups and downs, and back.
 
 `transformers` has all experts of a layer in one tensor, transposed, and gates and ups take turns in it:
 
@@ -10,14 +10,42 @@
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from infer_models.families.tiny_family import YARN_SCALING, ChatStyle, TinyFamily, TinyGguf, num_experts
+
 _TURNS = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+_CHAT = ChatStyle(
+    template=(
+        "<|start|>system<|message|>Effort: {{ reasoning_effort | default('medium') }}\nChannels: analysis, final."
+        "<|end|>"
+        "{% for m in messages %}{% if m.role == 'system' %}<|start|>developer<|message|>Rules:\n{{ m.content }}<|end|>"
+        "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+        "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+    control_tokens=("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"),
+    file="chat_template.jinja",
+)
 
 
-def split_oss(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        "expert_count": num_experts(config),
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "attention.sliding_window": config["sliding_window"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(rope["factor"]),
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
+def _split(tensors: Mapping[str, Tensor], _config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint with a name for each part of each expert."""
     found: dict[str, Tensor] = {}
     for name, whole in tensors.items():
@@ -39,13 +67,13 @@ def split_oss(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def join_oss(parts: Mapping[str, Tensor], *, num_experts: int) -> dict[str, Tensor]:
-    """Undo `split_oss`."""
+def _join(parts: Mapping[str, Tensor], _: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Undo `_split`."""
     found: dict[str, Tensor] = {}
     for name, whole in parts.items():
         place = name.partition(".mlp.")[0]
         if ".mlp.experts." in name:
-            names = [f"{place}.mlp.experts.{index}.{{}}_proj.weight" for index in range(num_experts)]
+            names = [f"{place}.mlp.experts.{index}.{{}}_proj.weight" for index in range(num_experts(config))]
             gates, ups, downs = (
                 torch.stack([parts[each.format(part)].T for each in names]) for part in ("gate", "up", "down")
             )
@@ -58,3 +86,21 @@ def join_oss(parts: Mapping[str, Tensor], *, num_experts: int) -> dict[str, Tens
         else:
             found[name.removesuffix(".weight") if name.endswith(".sinks.weight") else name] = whole
     return found
+
+
+TINY = {
+    "gpt_oss": TinyFamily(
+        config="GptOssConfig",
+        model="GptOssForCausalLM",
+        fields={
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "rope_parameters": YARN_SCALING | {"truncate": False},
+        },
+        chat=_CHAT,
+    ),
+}
+TINY_GGUF = {
+    "gpt_oss": TinyGguf(architecture="gpt-oss", values=_values, split=_split, join=_join, has_norms_after=True),
+}

@@ -1,4 +1,4 @@
-"""The architecture of Gemma 4, whose layers differ in their heads, their MLPs and how they rotate."""
+"""Gemma 4 in GGUF files, whose layers differ in their heads, their MLPs and how they rotate."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -8,11 +8,11 @@ from infer_models.errors import CheckpointError
 from infer_models.gguf.architecture import Architecture, Fields
 from infer_models.gguf.header import GgufHeader, Scalar
 from infer_models.gguf.metadata import ROPE_FACTORS, Metadata, read_factors
+from infer_models.gguf.own_fields import FULL, KV_HEADS, SLIDING, WINDOW
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _PATTERN, _SHARED = ".attention.sliding_window_pattern", ".attention.shared_kv_layers"
 _HEAD_DIM, _SLIDING_HEAD_DIM = ".attention.key_length", ".attention.key_length_swa"
-_KV_HEADS, _WIDTH = ".attention.head_count_kv", ".feed_forward_length"
+_WIDTH = ".feed_forward_length"
 _PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
 _UNROTATED = 1e20
 """A frequency divided by more than this turns nothing."""
@@ -20,38 +20,38 @@ _UNROTATED = 1e20
 
 def _gemma4(metadata: Metadata, header: GgufHeader) -> Fields:
     layers = metadata.count(".block_count")
-    kinds = [_SLIDING if each else _FULL for each in _of_layers(metadata, _PATTERN, layers)]
-    heads = [_whole(metadata, _KV_HEADS, each) for each in _of_layers(metadata, _KV_HEADS, layers)]
-    sizes = {_FULL: metadata.count(_HEAD_DIM), _SLIDING: metadata.count(_SLIDING_HEAD_DIM)}
-    for key, kind in {"value_length": _FULL, "value_length_swa": _SLIDING}.items():
+    kinds = [SLIDING if each else FULL for each in _of_layers(metadata, _PATTERN, layers)]
+    heads = [_whole(metadata, KV_HEADS, each) for each in _of_layers(metadata, KV_HEADS, layers)]
+    sizes = {FULL: metadata.count(_HEAD_DIM), SLIDING: metadata.count(_SLIDING_HEAD_DIM)}
+    for key, kind in {"value_length": FULL, "value_length_swa": SLIDING}.items():
         if metadata.count(f".attention.{key}", sizes[kind]) != sizes[kind]:
             raise metadata.invalid(f".attention.{key}", f"the size of keys, {sizes[kind]}")
-    for key, kind in {"dimension_count": _FULL, "dimension_count_swa": _SLIDING}.items():
+    for key, kind in {"dimension_count": FULL, "dimension_count_swa": SLIDING}.items():
         if metadata.count(f".rope.{key}", sizes[kind]) != sizes[kind]:
-            layer = "full" if kind == _FULL else "sliding"
+            layer = "full" if kind == FULL else "sliding"
             raise metadata.invalid(f".rope.{key}", f"the size of a {layer} layer's heads, {sizes[kind]}")
     num_shared = metadata.count(_SHARED, 0)
     own = range(max(0, layers - num_shared))
-    full = [layer for layer in own if kinds[layer] == _FULL]
+    full = [layer for layer in own if kinds[layer] == FULL]
     return {
         "num_key_value_heads": heads[0],
-        "head_dim": sizes[_SLIDING],
+        "head_dim": sizes[SLIDING],
         "layer_types": kinds,
         "per_layer_config": {
             str(layer): {"head_dim": sizes[kind], "num_key_value_heads": count}
             for layer, (kind, count) in enumerate(zip(kinds, heads, strict=True))
         },
-        "attention_k_eq_v": any(not _has_values(header, layer, keys=heads[layer] * sizes[_FULL]) for layer in full),
+        "attention_k_eq_v": any(not _has_values(header, layer, keys=heads[layer] * sizes[FULL]) for layer in full),
         "num_kv_shared_layers": num_shared,
-        "sliding_window": metadata.count(".attention.sliding_window"),
+        "sliding_window": metadata.count(WINDOW),
         "rope_theta": None,
         "rope_parameters": {
-            _FULL: {
+            FULL: {
                 "rope_type": "proportional",
-                "partial_rotary_factor": _rotated_share(header, sizes[_FULL]),
+                "partial_rotary_factor": _rotated_share(header, sizes[FULL]),
                 "rope_theta": metadata.number(".rope.freq_base", 1_000_000.0),
             },
-            _SLIDING: {"rope_type": "default", "rope_theta": metadata.number(".rope.freq_base_swa", 10_000.0)},
+            SLIDING: {"rope_type": "default", "rope_theta": metadata.number(".rope.freq_base_swa", 10_000.0)},
         },
         "final_logit_softcapping": metadata.optional_number(".final_logit_softcapping"),
         **_widths(metadata, layers, len(own)),
@@ -154,4 +154,4 @@ _NAMES = MappingProxyType(
         "ffn_down_exps": "experts.{}.down_proj",
     }
 )
-GEMMA4 = Architecture(model_type="gemma4_text", own_fields=_gemma4, names=_NAMES, layers_differ=True)
+ARCHITECTURES = {"gemma4": Architecture(model_type="gemma4_text", own_fields=_gemma4, names=_NAMES, layers_differ=True)}

@@ -191,8 +191,11 @@ def _read_per_layer_input_size(fields: JsonFields, config: ModelConfig) -> int |
     return size if size > 0 else None
 
 
-GEMMA4 = Family(
-    read=read_gemma4,
-    build="infer_models.families.gemma4:Gemma4",
-    defaults=default_sizes(262_144, 2304, 9216, 30, 8, 4, 131_072),
-)
+FAMILIES = {
+    "gemma4_text": Family(
+        read=read_gemma4,
+        build="infer_models.families.gemma4.model:Gemma4",
+        defaults=default_sizes(262_144, 2304, 9216, 30, 8, 4, 131_072),
+        wrappers=("gemma4",),
+    ),
+}

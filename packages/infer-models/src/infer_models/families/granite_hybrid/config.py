@@ -1,13 +1,16 @@
-"""Families some of whose layers are Mamba 2: their readers, and their rows of `FAMILIES`.
+"""Granite 4: the fields of its `config.json`."""
 
-layer_types  attention, full_attention: keys and values    mamba, linear_attention: a state
-"""
-
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
-from infer_models.config.decoder_fields import FULL, read_decoder, read_moe, require, with_biases, with_multipliers
+from infer_models.config.decoder_fields import (
+    FULL,
+    read_decoder,
+    read_moe,
+    read_width,
+    require,
+    with_biases,
+    with_multipliers,
+)
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import MambaConfig, ModelConfig
 from infer_models.config.registry import Family, default_sizes
@@ -72,9 +75,7 @@ def _read_mamba(fields: JsonFields, config: ModelConfig) -> tuple[tuple[StateSpe
     if set(types) <= _ATTENDING:
         return (), None
     scan = _read_scan(fields, config.hidden_size)
-    width = fields.count("mamba_d_conv", 4)
-    if width < 2:
-        raise fields.invalid("mamba_d_conv", "a whole number of at least 2")
+    width = read_width(fields, "mamba_d_conv", 4)
     state = StateSpec(convolution=(width - 1, scan.channels), matrices=(scan.heads, scan.head_dim, scan.state_size))
     mamba = MambaConfig(
         scan=scan,
@@ -124,13 +125,10 @@ def _read_time_step_limit(fields: JsonFields) -> tuple[float, float]:
     raise fields.invalid("time_step_limit", "two numbers of at least 0, the lower one first")
 
 
-MAMBA_FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "granitemoehybrid": Family(
-            read=read_granite_hybrid,
-            build="infer_models.families.granite_hybrid:GraniteHybrid",
-            defaults={**default_sizes(32000, 4096, 11008, 32, 32, None, 2048), "num_local_experts": 8},
-        )
-    }
-)
-"""These families by `model_type`; the defaults are those of `transformers`' configuration classes."""
+FAMILIES = {
+    "granitemoehybrid": Family(
+        read=read_granite_hybrid,
+        build="infer_models.families.granite_hybrid.model:GraniteHybrid",
+        defaults={**default_sizes(32000, 4096, 11008, 32, 32, None, 2048), "num_local_experts": 8},
+    ),
+}
