@@ -19,7 +19,6 @@ MAX_MODULES = 12
 LONG_FILES: dict[str, int] = {
     "packages/infer-engine/src/infer_engine/chat/output_parser.py": 438,
     "packages/infer-engine/tests/chat/test_parameters.py": 416,
-    "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 405,
     "tests/field/test_quantized_as_found.py": 417,
     "tests/oracles/test_converter.py": 523,
     "tests/oracles/test_sdk_types.py": 433,

@@ -37,7 +37,6 @@ from infer_kernels.norm.rms_norm import rms_norm
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.qkv.rope import apply_rope
-from infer_kernels.qkv.rope_batched import apply_rope_batched
 from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.quantization import QuantizedWeight
@@ -98,13 +97,6 @@ DENSE = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
 def launch_rope(batch: Batch) -> object:
     position_ids = batch.slice_of(torch.int32)
     return apply_rope(batch.tensor(Q_HEADS, HEAD_DIM), batch.tensor(KV_HEADS, HEAD_DIM), position_ids, COS_SIN)
-
-
-def launch_rope_batched(batch: Batch, *, seq: int | None) -> object:
-    seq = batch.length if seq is None else seq
-    q, k = (batch.tensor(heads, seq, HEAD_DIM) for heads in (Q_HEADS, KV_HEADS))
-    angles = torch.zeros(seq, HEAD_DIM)
-    return apply_rope_batched(q, k, angles, angles)
 
 
 def launch_qk_norm_rope_store(batch: Batch) -> object:
@@ -268,8 +260,6 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "silu_and_mul": lambda batch: silu_and_mul(batch.tensor(2 * HIDDEN)),
     "gelu_tanh_and_mul": lambda batch: gelu_tanh_and_mul(batch.tensor(2 * HIDDEN)),
     "apply_rope": launch_rope,
-    "apply_rope_batched": partial(launch_rope_batched, seq=None),
-    "apply_rope_batched, one length": partial(launch_rope_batched, seq=5),
     "store_kv": lambda batch: store_kv(
         batch.tensor(KV_HEADS, HEAD_DIM),
         batch.tensor(KV_HEADS, HEAD_DIM),

@@ -214,10 +214,6 @@ def test_rotations_and_stores_by_themselves_agree(
     for rotary_dim in (head_dim, head_dim // 4 + 4):
         angles = torch.randn(11, rotary_dim // 2)
         agree("apply_rope", device, q, k, torch.randint(0, 11, (7,)), torch.cat((angles.cos(), angles.sin()), dim=1))
-    batched = [heads.transpose(0, 1).expand(2, -1, -1, -1).contiguous() for heads in (q, k)]
-    for shape in ((7,), (2, 7)):
-        angles = torch.randn(*shape, head_dim // 2).repeat(*(1 for _ in shape), 2)
-        agree("apply_rope_batched", device, *batched, angles.cos(), angles.sin())
     caches = torch.randn(2, 3, kv_heads, 16, head_dim).to(dtype).unbind()
     slots = torch.randperm(48)[:7].int()
     slots[2] = -1

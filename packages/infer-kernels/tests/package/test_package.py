@@ -18,7 +18,6 @@ OPS = [
     "apply_bitmask",
     "apply_penalties",
     "apply_rope",
-    "apply_rope_batched",
     "causal_convolution",
     "count_tokens",
     "embedding",

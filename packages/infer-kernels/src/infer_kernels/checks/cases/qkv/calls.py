@@ -22,9 +22,6 @@ def qkv_calls(dtype: torch.dtype) -> Iterator[OpCall]:
     """Yield rotations, then stores."""
     for heads, rotary_dim in ROTATED:
         yield _rotate(heads, rotary_dim, dtype)
-        if rotary_dim == heads[2]:
-            for angles in ((TOKENS,), (2, TOKENS)):
-                yield _rotate_batched(heads, angles, dtype)
     for heads, block_size in STORED:
         yield _store(heads, block_size, dtype)
         for rotary_dim in (heads[2], heads[2] // 4 + 4):
@@ -56,18 +53,6 @@ def _rotate(heads: tuple[int, int, int], rotary_dim: int, dtype: torch.dtype) ->
         label=f"{dtype}, heads {heads}, {rotary_dim} rotated",
         tensors=(q, k, _positions(), _cos_sin(rotary_dim)),
         rows=2,
-    )
-
-
-def _rotate_batched(heads: tuple[int, int, int], angles_shape: tuple[int, ...], dtype: torch.dtype) -> OpCall:
-    q_heads, kv_heads, head_dim = heads
-    q, k = (draw(2, num_heads, TOKENS, head_dim, dtype=dtype) for num_heads in (q_heads, kv_heads))
-    half = draw(*angles_shape, head_dim // 2, dtype=torch.float32)
-    angles = torch.cat((half, half), dim=-1)
-    return OpCall(
-        op="apply_rope_batched",
-        label=f"{dtype}, heads {heads}, angles {[*angles.shape]}",
-        tensors=(q, k, angles.cos(), angles.sin()),
     )
 
 

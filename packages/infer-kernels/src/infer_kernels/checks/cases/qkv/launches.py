@@ -12,7 +12,6 @@ from infer_kernels import (
     QKNorm,
     Rotary,
     apply_rope,
-    apply_rope_batched,
     q_norm_rope,
     qk_norm_rope_store,
     store_kv,
@@ -62,14 +61,9 @@ def _rotations() -> Iterator[LaunchCase]:
     for dtype, heads in (*((BF16, heads) for heads in MODEL_HEADS), (FP32, MODEL_HEADS[-1])):
         label = _name_heads(heads)
         yield launch_case("apply_rope", dtype, label, partial(_rotate, heads, heads[2], dtype))
-        batched = partial(_rotate_batched, heads, dtype, per_sequence=False)
-        yield launch_case("apply_rope_batched", dtype, f"{label}, fp32 angles", batched)
     for heads, rotary_dim in PARTIAL_ROTARY_HEADS:
         label = f"{_name_heads(heads)}, {rotary_dim} rotated"
         yield launch_case("apply_rope", BF16, label, partial(_rotate, heads, rotary_dim, BF16))
-    heads = (32, 8, 128)
-    batched = partial(_rotate_batched, heads, BF16, per_sequence=True)
-    yield launch_case("apply_rope_batched", BF16, f"{_name_heads(heads)}, bf16 angles per sequence", batched)
 
 
 def _stores() -> Iterator[LaunchCase]:
@@ -112,13 +106,6 @@ def _rotate(heads: tuple[int, int, int], rotary_dim: int, dtype: torch.dtype) ->
     q_heads, kv_heads, head_dim = heads
     q, k = (torch.empty(3, num_heads, head_dim, dtype=dtype) for num_heads in (q_heads, kv_heads))
     return apply_rope(q, k, torch.zeros(3, dtype=torch.int32), torch.empty(9, rotary_dim))
-
-
-def _rotate_batched(heads: tuple[int, int, int], dtype: torch.dtype, *, per_sequence: bool) -> object:
-    q_heads, kv_heads, head_dim = heads
-    q, k = (torch.empty(2, num_heads, 3, head_dim, dtype=dtype) for num_heads in (q_heads, kv_heads))
-    cos = torch.empty(2, 3, head_dim, dtype=dtype) if per_sequence else torch.empty(3, head_dim)
-    return apply_rope_batched(q, k, cos, cos)
 
 
 def _caches(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
