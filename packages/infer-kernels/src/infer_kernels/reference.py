@@ -33,7 +33,6 @@ from infer_kernels.norm.sharded_rms_norm import sharded_rms_norm_reference, sum_
 from infer_kernels.qkv.q_norm_rope import q_norm_rope_reference
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
-from infer_kernels.qkv.store_kv import store_kv_reference
 from infer_kernels.resolve_token_ids import resolve_token_ids_reference
 from infer_kernels.sampling.bitmask import apply_bitmask_reference
 from infer_kernels.sampling.largest import greedy_reference
@@ -88,7 +87,6 @@ __all__ = [
     "sharded_rms_norm_reference",
     "sigmoid_gate_reference",
     "silu_and_mul_reference",
-    "store_kv_reference",
     "sum_of_squares_reference",
     "topk_logprobs_reference",
     "uniform_reference",

@@ -46,7 +46,6 @@ OPS = [
     "sharded_rms_norm",
     "sigmoid_gate",
     "silu_and_mul",
-    "store_kv",
     "sum_of_squares",
     "topk_logprobs",
 ]
