@@ -19,7 +19,6 @@ MAX_MODULES = 12
 LONG_FILES: dict[str, int] = {
     "packages/infer-engine/src/infer_engine/chat/output_parser.py": 438,
     "packages/infer-engine/tests/chat/test_parameters.py": 416,
-    "packages/infer-kernels/tests/compiled/test_no_recompilation.py": 405,
     "tests/field/test_quantized_as_found.py": 417,
     "tests/oracles/test_converter.py": 523,
     "tests/oracles/test_sdk_types.py": 433,
@@ -47,7 +46,7 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 31_040,
+    "packages/infer-kernels/src": 31_000,
     "packages/infer-kernels/tests": 14_900,
     "packages/infer-models/src": 20_950,
     "packages/infer-models/tests": 10_600,
@@ -59,8 +58,8 @@ CEILINGS: dict[str, int] = {
     "packages/infer-server/tests": 10_400,
     "packages/infer-ray/src": 1_590,
     "packages/infer-ray/tests": 1_190,
-    "benchmarks/src": 13_080,
-    "benchmarks/tests": 3_650,
+    "benchmarks/src": 11_800,
+    "benchmarks/tests": 3_320,
     "tests": 15_700,
     "examples": 1_100,
 }

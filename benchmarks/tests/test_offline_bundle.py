@@ -47,7 +47,7 @@ def test_every_dependency_is_present_or_in_the_bundle() -> None:
 
 
 def test_first_light_and_the_server_import_nothing_that_is_missing_there() -> None:
-    names = [*UNUSED, "transformers", "matplotlib", "openai", "simpy", "PIL", "jsonschema"]
+    names = [*UNUSED, "transformers", "matplotlib", "openai", "PIL", "jsonschema"]
     missing, tests = {name.replace("-", "_") for name in names}, [*TESTS.split(), *TESTS_ALONE.split()]
     code = BARE_MACHINE.format(missing=missing, tests=tests)
     ended = subprocess.run(

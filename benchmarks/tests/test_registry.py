@@ -17,11 +17,9 @@ SMOKE = {
     "concurrency": ("--shape llama-30m --requests 3 --alone 2", r"\| ratio \(ceiling 3\) \| [\d.]+"),
     "kv-cache": ("--heads 4 2 32", r"\| 2 \| 256 \| 16 \| \d+"),
     "policies": ("", r"\| arrivals \| `priority` \| [\d.]+/s \|"),
-    "prompt-budget": ("", r"\| Llama-3.1-8B \| x1 \| none \|"),
     "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
     "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),
     "busy": ("", r"\| 1 \| 1 \| [\d.]+ \(1\.00\) \| [\d.]+ \(\d\.\d\d\)"),
-    "scaling": ("", r"\| 4 \| 1 \| least_loaded \|"),
     "steps": (
         "--rounds 1 --steps 2 --sequences 2 --beside 96 --profile",
         r"2 sequences beside 96 prompt tokens: kernels take \d+%",

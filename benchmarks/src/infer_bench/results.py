@@ -8,7 +8,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from infer_bench.cpu_facts import cpu_facts
+from infer_bench.shapes import SHAPES
 
 ROOT = Path(__file__).resolve().parents[3]
 """The repository."""
@@ -99,17 +100,44 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([first, "|" + "---|" * len(head), *rest])
 
 
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""By title, what a column shows of a row: a format whose fields are the row's, or a function of it."""
+
+
+def columns_table(columns: Columns, rows: Iterable[Any]) -> str:
+    """Return a Markdown table with a line for each of `rows`."""
+    cells = [
+        [show.format_map(row) if isinstance(show, str) else show(row) for show in columns.values()] for row in rows
+    ]
+    return table(list(columns), cells)
+
+
 def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the median of every number of `rows`, which all have the same names."""
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
-def argument_parser(doc: str | None, *, quick: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser that shows `doc` as it is and knows `--out`, and `--quick` where it says what is less then."""
+def argument_parser(
+    doc: str | None, *, quick: str | None = None, rounds: int | None = None, shape: str | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser that shows `doc` as it is and knows `--out`.
+
+    Args:
+        doc: the docstring of the benchmark.
+        quick: what is less with `--quick`; None: there is no such flag.
+        rounds: default of `--rounds`; None: there is no such flag.
+        shape: default of `--shape`; None: there is no such flag.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     if quick is not None:
         parser.add_argument("--quick", action="store_true", help=f"{quick}; result not saved")
+    if rounds is not None:
+        parser.add_argument(
+            "--rounds", "--repeats", type=int, default=rounds, help=f"whose medians count; default {rounds}"
+        )
+    if shape is not None:
+        parser.add_argument("--shape", choices=sorted(SHAPES), default=shape, help="of a model with random weights")
     return parser
 
 

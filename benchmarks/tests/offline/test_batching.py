@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from infer_bench.offline.batching import MODES, ROWS, Bar, make_arrivals, mode_table, play, spans_of
-from infer_bench.offline.batching_plot import plot_batching
+from infer_bench.offline.batching import MODES, ROWS, Bar, make_arrivals, mode_table, play, plot_batching, spans_of
 
 ARRIVALS = make_arrivals(20, seed=1)
 

@@ -71,7 +71,7 @@ def test_the_faster_side_of_a_quantized_race_is_bold() -> None:
     keys = list(peers.QUANTIZED_ROWS.values())
     ours, theirs = dict.fromkeys(keys, 50.0), dict.fromkeys(keys, 100.0)
     sides = {"infer int8": ours, "llama.cpp Q8_0": theirs}
-    text = peers.quantized("x", result_of(turns={side: [turn] for side, turn in sides.items()}, medians=sides))
+    text = peers.quantized(result_of(turns={side: [turn] for side, turn in sides.items()}, medians=sides))
     rows = {row[0]: row[1:] for row in rows_of(text)}
     assert rows["one stream, tokens/s"] == ["50", "**100**"]
     assert rows["a prompt of 1,024 tokens, ms"] == ["**50**", "100"]
@@ -98,23 +98,8 @@ def test_replicas_and_ranks_take_the_sides_by_their_names() -> None:
     medians = {side: dict.fromkeys(names, 10.0 * number) for number, side in enumerate(sides, start=1)}
     result = result_of(medians=medians, turns={side: [{}, {}, {}] for side in sides})
     assert rows_of(replicas.replicas(result))[1] == ["16 requests at once, tokens/s", "10", "20 (2.00 times)"]
-    assert rows_of(replicas.ranks(result))[1][1:] == ["10", "30"]
-    assert rows_of(replicas.ray(result))[4][1:] == ["10.0 s", "40.0 s", "50.0 s"]
-
-
-def test_extra_loads_are_rows_and_popularities_columns() -> None:
-    row = {"policy": "prefix, 8", "prefix hits": 0.856, "TTFT p50, ms": 80.2, "TTFT p99, ms": 1666.5}
-    results = [result_of(rows=[row], skew=skew, rate=2.5) for skew in (0.0, 1.0)]
-    head, cells = rows_of(replicas.extra_load(*results))
-    assert head[1:] == [f"skew {skew}, 2.5 requests/s: hits, TTFT p50, p99" for skew in (0, 1)]
-    assert cells == ["8", *["0.86, 80 ms, 1,666 ms"] * 2]
-
-
-def test_starting_together_is_compared_for_the_same_number_of_replicas() -> None:
-    rows = [{"replicas": count, "policy": "prefix", "TTFT p99, ms": 10.0 * count} for count in (16, 256)]
-    together = [{"replicas": 256, "policy": "prefix", "TTFT p99, ms": 4000.0}]
-    words = replicas.starts_together(result_of(rows=rows), result_of(rows=together))
-    assert words == "4,000 ms instead of 2,560 ms"
+    assert rows_of(replicas.sides(replicas.RANKS)(result))[1][1:] == ["10", "30"]
+    assert rows_of(replicas.sides(replicas.RAY)(result))[4][1:] == ["10.0 s", "40.0 s", "50.0 s"]
 
 
 def test_hits_are_those_of_the_prefix_policy_beside_random_ones() -> None:

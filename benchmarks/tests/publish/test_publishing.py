@@ -164,14 +164,14 @@ def test_a_table_that_cannot_be_made_loses_nothing_of_the_others(
     def broken(*_: object) -> str:
         raise KeyError("steps")
 
-    other = Result(name="scaling", command="infer-bench scaling --replicas 1", minutes=0.1)
+    other = Result(name="kv-cache-int8", command="infer-bench kv-cache", minutes=0.1)
     page = results / "page.md"
-    page.write_text("<!-- published: scaling -->\n<!-- /published -->\n")
+    page.write_text("<!-- published: kv-cache -->\n<!-- /published -->\n")
     monkeypatch.setattr(render, "pages", lambda: [page])
-    monkeypatch.setattr(render, "TABLES", [Table(name="scaling", sources=("scaling",), render=broken)])
+    monkeypatch.setattr(render, "TABLES", [Table(name="kv-cache", sources=("kv-cache-int8",), render=broken)])
     assert run.publish([other, GOOD]) == 1
-    assert {path.name for path in results.glob("*.json")} == {"scaling.json", "batching.json"}
-    assert "scaling: its tables or pictures could not be made; its file is written." in capsys.readouterr().err
+    assert {path.name for path in results.glob("*.json")} == {"kv-cache-int8.json", "batching.json"}
+    assert "kv-cache-int8: its tables or pictures could not be made; its file is written." in capsys.readouterr().err
 
 
 def test_a_result_is_not_published_when_the_tree_changed_meanwhile(

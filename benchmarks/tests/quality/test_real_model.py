@@ -1,7 +1,6 @@
 """The real model: its file is read, its checkpoint computes, and quantized weights keep its loss and answers."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gguf import GGUFValueType, GGUFWriter
 from infer_bench.quality import real_model
-from infer_bench.quality.gguf_file import GGUFFile
 from infer_bench.quality.questions import QUESTIONS
 from infer_bench.quality.real_model import Side, count_same, judge, token_windows, write_dequantized
 from infer_bench.quality.smollm import PackageUnavailableError, smollm_file, smollm_folder, write_smollm
@@ -18,70 +17,11 @@ from infer_bench.results import documentation
 from infer_models import load_model
 from infer_models.text import Tokenizer
 
-TEXT, ARRAY, F32, Q4_1, Q8_0 = 8, 9, 0, 3, 8
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value.encode())) + value.encode()
-
-
-def field(name: str, value: Any) -> bytes:
-    """Return a field of a GGUF file: an int, a float, a text, or a list of texts or ints."""
-
-    def typed(one: Any) -> tuple[int, bytes]:
-        if isinstance(one, str):
-            return TEXT, text(one)
-        return (6, struct.pack("<f", one)) if isinstance(one, float) else (4, struct.pack("<I", one))
-
-    if isinstance(value, list):
-        kinds, items = zip(*map(typed, value), strict=True)
-        return text(name) + struct.pack("<IIQ", ARRAY, kinds[0], len(items)) + b"".join(items)
-    kind, data = typed(value)
-    return text(name) + struct.pack("<I", kind) + data
-
-
-def write_gguf(path: Path, fields: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int, bytes]]) -> Path:
-    """Write a file with `tensors`: shape, type, data."""
-    head, data = b"", b""
-    for name, (shape, kind, numbers) in tensors.items():
-        data += b"\0" * (-len(data) % 32)
-        dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-        head += text(name) + dimensions + struct.pack("<IQ", kind, len(data))
-        data += numbers
-    begun = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
-    begun += b"".join(field(name, value) for name, value in fields.items()) + head
-    path.write_bytes(begun + b"\0" * (-len(begun) % 32) + data)
-    return path
-
-
-def test_numbers_of_every_type_are_read(tmp_path: Path) -> None:
-    q4_1 = struct.pack("<ee", 0.5, -2.0) + bytes(range(16))
-    q8_0 = struct.pack("<e32b", 0.25, *range(-16, 16))
-    tensors = {
-        "plain": ((2, 1), F32, struct.pack("<2f", 1.5, -3.0)),
-        "four": ((1, 32), Q4_1, q4_1),
-        "eight": ((1, 32), Q8_0, q8_0),
-        "other": ((32,), 14, b""),
-    }
-    file = GGUFFile(write_gguf(tmp_path / "a.gguf", {"a.name": "x", "a.size": 7, "a.list": ["p", "q"]}, tensors))
-    assert file.fields == {"a.name": "x", "a.size": 7, "a.list": ["p", "q"]}
-    assert file.tensor("plain").tolist() == [[1.5], [-3.0]]
-    assert file.tensor("four").tolist() == [[i % 16 * 0.5 - 2 for i in range(16)] + [-2.0] * 16]
-    assert file.tensor("eight").tolist() == [[i * 0.25 for i in range(-16, 16)]]
-    with pytest.raises(ValueError, match="`other` has type 14"):
-        file.tensor("other")
-
-
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"GGUF\x02\0\0\0" + bytes(16))
-    with pytest.raises(ValueError, match=r"is no GGUF file of version 3"):
-        GGUFFile(tmp_path / "a.gguf")
-
 
 def test_a_llama_file_becomes_a_checkpoint_whose_heads_rotate_by_halves(tmp_path: Path) -> None:
     heads, head_dim, hidden = 2, 8, 16
     tokens = ["<|end|>", "a", "b", "ab", "1", "2"]
-    fields: dict[str, Any] = {
+    fields = {
         "llama.attention.head_count": heads,
         "llama.attention.head_count_kv": 1,
         "llama.block_count": 1,
@@ -112,8 +52,16 @@ def test_a_llama_file_becomes_a_checkpoint_whose_heads_rotate_by_halves(tmp_path
         "blk.0.ffn_down": (hidden, 24),
     }
     drawn = {name: torch.randn(shape).bfloat16().float() for name, shape in shapes.items()}
-    tensors = {f"{name}.weight": (shapes[name], F32, each.numpy().tobytes()) for name, each in drawn.items()}
-    write_smollm(GGUFFile(write_gguf(tmp_path / "a.gguf", fields, tensors)), tmp_path)
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    for name, value in fields.items():
+        writer.add_key_value(name, value, GGUFValueType.get_type(value))
+    for name, each in drawn.items():
+        writer.add_tensor(f"{name}.weight", each.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_smollm(tmp_path / "a.gguf", tmp_path)
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     q_proj = theirs.model.layers[0].self_attn.q_proj.weight.view(heads, 2, head_dim // 2, hidden)
     stored = drawn["blk.0.attn_q"].view(heads, head_dim // 2, 2, hidden)

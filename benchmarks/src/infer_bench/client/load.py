@@ -9,12 +9,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
+import httpx
 import msgspec
 from tqdm import tqdm
 
-from infer_bench.client.http import BrokenReplyError, exchange
+from infer_bench.client.http import http_client, lines_of
 from infer_bench.client.workloads import PlannedRequest, Workload
 
 REQUEST_TIMEOUT_S = 1800.0
@@ -104,20 +106,22 @@ async def run_workload(
         api_key: sent as a bearer token.
         timeout_s: a request that takes longer has failed.
     """
-    client = _Client(url, model=model, api_key=api_key, timeout_s=timeout_s)
-    with tqdm(total=len(workload.requests), unit="req", desc=workload.name, disable=None if progress else True) as bar:
-        if workload.is_closed_loop:
-            return await _closed_loop(client, workload, max_concurrency, bar.update)
-        return await _open_loop(client, workload, bar.update)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    bar = tqdm(total=len(workload.requests), unit="req", desc=workload.name, disable=None if progress else True)
+    async with http_client(url, headers=headers) as connections:
+        client = _Client(connections, model=model, timeout_s=timeout_s)
+        with bar:
+            if workload.is_closed_loop:
+                return await _closed_loop(client, workload, max_concurrency, bar.update)
+            return await _open_loop(client, workload, bar.update)
 
 
 class _Client:
     """Sends one request at a time, many times at once."""
 
-    def __init__(self, url: str, *, model: str | None, api_key: str | None, timeout_s: float) -> None:
-        self._url = url
+    def __init__(self, connections: httpx.AsyncClient, *, model: str | None, timeout_s: float) -> None:
+        self._connections = connections
         self._model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._start_s = time.perf_counter()
 
@@ -141,7 +145,7 @@ class _Client:
                 await self._read(body, result)
         except TimeoutError:
             result.error = f"no end after {self._timeout_s:g} s"
-        except (OSError, BrokenReplyError, msgspec.MsgspecError) as error:
+        except (httpx.TransportError, msgspec.MsgspecError) as error:
             result.error = f"{type(error).__name__}: {error}"
         result.ended_s = self.now_s()
         if not result.is_counted_by_server:
@@ -151,12 +155,12 @@ class _Client:
     async def _read(self, body: bytes, result: RequestResult) -> None:
         bare_end_s: float | None = None
         texts: list[str] = []
-        async with exchange(self._url, "/v1/completions", method="POST", body=body, headers=self._headers) as reply:
-            if reply.status != 200:
-                text = (await reply.read()).decode(errors="replace")
-                result.error = f"HTTP {reply.status}: {text[:300]}"
+        async with self._connections.stream("POST", "/v1/completions", content=body) as reply:
+            if reply.status_code != HTTPStatus.OK:
+                await reply.aread()
+                result.error = f"HTTP {reply.status_code}: {reply.text[:300]}"
                 return
-            async for line in reply.lines():
+            async for line in lines_of(reply):
                 data = line.removeprefix(b"data:").strip()
                 if not line.startswith(b"data:") or data == b"[DONE]":
                     continue

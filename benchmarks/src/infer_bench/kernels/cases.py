@@ -34,7 +34,6 @@ from infer_kernels import (
     rms_norm,
     sample,
     silu_and_mul,
-    store_kv,
     topk_logprobs,
 )
 
@@ -158,7 +157,6 @@ STREAMED = (
     "norm_add_norm",
     "silu_and_mul, gelu_tanh_and_mul",
     "apply_rope",
-    "store_kv",
     "qk_norm_rope_store",
 )
 """Ops that read and write a step's tokens once."""
@@ -196,7 +194,7 @@ def _norm(bench: Bench, op: str, model: Model, tokens: int) -> Work:
 
 def _qkv(bench: Bench, op: str, model: Model, tokens: int) -> Work:
     qkv = bench.random(tokens, model.q_heads + 2 * model.kv_heads, model.head_dim)
-    q, k, v = torch.split(qkv, [model.q_heads, model.kv_heads, model.kv_heads], dim=1)
+    q, k, _ = torch.split(qkv, [model.q_heads, model.kv_heads, model.kv_heads], dim=1)
     position_ids = torch.arange(tokens, device=bench.device).int()
     cos_sin = bench.random(tokens, model.head_dim, dtype=torch.float32)
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
@@ -205,8 +203,6 @@ def _qkv(bench: Bench, op: str, model: Model, tokens: int) -> Work:
         return Work(launch=launch, moves=2 * (q_out.nbytes + k_out.nbytes) + cos_sin.nbytes)
     k_cache, v_cache = _caches(bench, model, -(-tokens // BLOCK_SIZE))
     slots = torch.randperm(tokens, device=bench.device).int()
-    if op == "store_kv":
-        return Work(launch=partial(store_kv, k, v, k_cache, v_cache, slots), moves=4 * k_out.nbytes)
     weight = bench.random(model.head_dim)
     return Work(
         launch=partial(

@@ -48,9 +48,8 @@ Caches = list[tuple[Tensor, Tensor]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
-    parser = argument_parser(__doc__, quick="3 rounds, a quarter of the layers")
+    parser = argument_parser(__doc__, quick="3 rounds, a quarter of the layers", rounds=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=9, help=f"of all forms in turn, after {WARM_UP} to warm up")
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     rounds, share = (3, 4) if args.quick else (args.rounds, 1)

@@ -27,10 +27,9 @@ QUICK_CASES = ((1, 256, 1), (2, 256, 16))
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and save the result."""
-    parser = argument_parser(__doc__, quick="two small cases")
+    parser = argument_parser(__doc__, quick="two small cases", rounds=30)
     parser.add_argument("--heads", nargs=3, type=int, default=(16, 8, 128), metavar=("Q", "KV", "DIM"))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=30)
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     rows = [

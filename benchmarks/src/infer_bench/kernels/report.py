@@ -1,4 +1,4 @@
-"""What the compiler made of every kernel that ships, what main loops and steps take, what this implies, in Markdown.
+"""What the compiler made of every kernel that ships, and what main loops take, in Markdown.
 
 uv run infer-bench kernel-report --write
 """
@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from infer_bench.kernels.expectations import describe_expectations
-from infer_bench.kernels.launches import describe_launches
 from infer_bench.kernels.main_loops import describe_main_loops
 from infer_bench.results import ROOT, table
 from infer_kernels.checks.cases.launch_case import LaunchCase
@@ -43,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no such op; there are {', '.join(sorted({case.op for case in SHIPPED_CASES}))}")
     report = describe(cases, tuple(args.arch or CAPABILITIES))
     if not args.op:
-        report = f"{report}\n\n{describe_main_loops()}\n\n{describe_launches()}\n\n{describe_expectations()}"
+        report = f"{report}\n\n{describe_main_loops()}"
     print(report)
     if args.write:
         DOCUMENT.write_text(report + "\n")

@@ -27,16 +27,14 @@ PROMPT_TOKENS, ANSWER_TOKENS = (32, 1024), (64, 256)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 if requests together are no faster than one by one."""
-    parser = argument_parser(__doc__, quick="one round at a quarter of the lengths")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm-135m")
+    parser = argument_parser(__doc__, quick="one round at a quarter of the lengths", rounds=3, shape="smollm-135m")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--alone", type=int, help="of them, that are asked one by one, too; left out: all")
-    parser.add_argument("--repeats", type=int, default=3, help="measured rounds of both sides, after a warm-up")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the workload's prompt and answer lengths")
     parser.add_argument("--lengths", type=int, nargs=2, help="of prompts and of answers, in place of the workload's")
     args = parser.parse_args(arguments)
-    scale, repeats = (0.25, 1) if args.quick else (args.scale, args.repeats)
+    scale, rounds = (0.25, 1) if args.quick else (args.scale, args.rounds)
 
     prompts, params = mixed_workload(
         args.requests,
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     together: list[float] = []
     one_by_one: list[float] = []
-    for _ in range(repeats):
+    for _ in range(rounds):
         started = time.perf_counter()
         llm.generate(prompts, params)
         together.append(num_tokens / (time.perf_counter() - started))

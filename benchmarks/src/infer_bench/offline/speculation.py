@@ -141,7 +141,7 @@ def propose_us(answer: Sequence[int]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 if a limit is broken."""
-    parser = argument_parser(__doc__, quick="one round of 40 tokens")
+    parser = argument_parser(__doc__, quick="one round of 40 tokens", rounds=5)
     parser.add_argument("--model", default=None, help="left out: the default model")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--method", default="suffix", choices=("suffix", "ngram", "draft_model"))
@@ -149,10 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-tokens", type=int, default=None, help="most draft tokens of a request in a step")
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     args = parser.parse_args(arguments)
-    max_tokens, repeats = (40, 1) if args.quick else (args.max_tokens, args.repeats)
+    max_tokens, rounds = (40, 1) if args.quick else (args.max_tokens, args.rounds)
 
     options: dict[str, Any] = {
         "model": args.model,
@@ -171,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in args.workloads:
         rates: dict[str, list[float]] = {kind: [] for kind in engines}
         before = engines["with"].stats
-        for number in range(repeats + 1):  # the first round warms up
+        for number in range(rounds + 1):  # the first round warms up
             before = engines["with"].stats if number == 1 else before
             answers = {}
             for kind, llm in engines.items():

@@ -22,7 +22,7 @@ from infer_bench.agreement import TOLERANCES, JudgedAnswer, compare_tokens
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.client.workloads import make_workload
 from infer_bench.results import argument_parser, save, table
-from infer_bench.shapes import NO_DRAFTS, SHAPES
+from infer_bench.shapes import NO_DRAFTS
 from infer_engine import LLM, SamplingParams
 
 Prompts = list[list[int]]
@@ -78,10 +78,8 @@ class Transformers:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, print a table and save the result."""
-    parser = argument_parser(__doc__, quick="one turn at a quarter of the lengths")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm-135m", help="with random weights")
+    parser = argument_parser(__doc__, quick="one turn at a quarter of the lengths", rounds=3, shape="smollm-135m")
     parser.add_argument("--scale", type=float, default=0.25, help="factor on the prompts' 32-1024 tokens")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of both sides, after a warm-up")
     args = parser.parse_args(arguments)
     rounds, scale, num_new = (1, args.scale / 4, 8) if args.quick else (args.rounds, args.scale, 32)
     with tempfile.TemporaryDirectory() as made:

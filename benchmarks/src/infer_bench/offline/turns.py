@@ -5,7 +5,7 @@
     edited         the last message in other words
     in turns       the next turn of the first conversation, after a turn of a second one
 
-Prompts are random tokens, with a special token where a message begins, as templates have it. With `--repeats` the whole
+Prompts are random tokens, with a special token where a message begins, as templates have it. With `--rounds` the whole
 is done again with other tokens, and medians are shown. A turn computes its new message and at most one block, else the
 exit code is 1.
 
@@ -87,13 +87,11 @@ def measure(llm: LLM, *, num_tokens: int, vocab_size: int, seed: int) -> dict[st
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 if a turn computes more than it should."""
-    parser = argument_parser(__doc__, quick="one round of 600 tokens")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3.5-80m-8k")
+    parser = argument_parser(__doc__, quick="one round of 600 tokens", rounds=3, shape="qwen3.5-80m-8k")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-tokens", type=int, default=15_000, help="of the first prompt")
-    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args(arguments)
-    num_tokens, repeats = (600, 1) if args.quick else (args.num_tokens, args.repeats)
+    num_tokens, rounds = (600, 1) if args.quick else (args.num_tokens, args.rounds)
 
     options: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": num_tokens + 1_000, "device": args.device}
     vocab_size = SHAPES[args.shape]["vocab_size"]
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_tokenizer(Path(folder), vocab_size=vocab_size, max_length=options["max_seq_len"])
         llm = LLM(folder, load_format="dummy", **options, **NO_DRAFTS)
     block_size = llm.info.block_size
-    runs = [measure(llm, num_tokens=num_tokens, vocab_size=vocab_size, seed=seed) for seed in range(repeats)]
+    runs = [measure(llm, num_tokens=num_tokens, vocab_size=vocab_size, seed=seed) for seed in range(rounds)]
 
     cold = statistics.median(run["cold"]["ttft_s"] for run in runs)
     rows = []

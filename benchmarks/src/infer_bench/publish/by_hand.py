@@ -48,11 +48,12 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "a real model's text, and llama.cpp, are not in this repository": (("docs/quantization.md", "### A real model"),),
     "`examples/nanogpt/train.py` on a text that is not in this repository": (("docs/nanogpt.md", "## Training"),),
     "measured by a test, which prints it": (("docs/coverage.md", "## The gaps"),),
-    "computed from the compiled kernels, without a GPU": (
-        ("docs/kernel-report.md", "## What this implies"),
-        ("docs/kernels.md", "## Prefill attention's tiles"),
+    "computed from the compiled kernels, without a GPU": (("docs/kernels.md", "## Prefill attention's tiles"),),
+    "simulated, at the commit that it names": (
+        ("docs/scaling.md", "# Scaling, on paper"),
+        ("docs/scaling.md", "## How much busier a replica may be"),
+        ("docs/configuration.md", "### The budget of a GPU"),
     ),
-    "the constants of the simulation": (("docs/scaling.md", "# Scaling, on paper"),),
     _LIMIT: (
         ("docs/benchmarks.md", "## Engine overheads"),
         ("docs/benchmarks.md", "## Streaming"),

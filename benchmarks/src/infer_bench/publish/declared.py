@@ -37,11 +37,16 @@ class Table:
         name: in the marker; a page may have it several times, and several pages may.
         sources: results that it is made of.
         render: takes their JSON in this order, and returns Markdown.
+        measured: how the sentence above begins that says where the first of them was measured, a format of its fields;
+            empty: the text has none, or its own.
+        rounds: the number of rounds whose medians these are; None: the page says it.
     """
 
     name: str
     sources: tuple[str, ...]
     render: Callable[..., str]
+    measured: str = "Measured"
+    rounds: Callable[[Json], int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

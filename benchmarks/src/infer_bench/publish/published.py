@@ -1,9 +1,20 @@
 """All that is published. To add a table: its result in `RESULTS`, the table in `TABLES`, and its markers in a page."""
 
-from infer_bench.offline.batching_plot import plot_batching
-from infer_bench.publish.declared import Picture, Result, Table
+from collections.abc import Callable
+from typing import Any
+
+from infer_bench.kernels.cpu import comparison_table
+from infer_bench.offline import host_step
+from infer_bench.offline.batching import plot_batching
+from infer_bench.publish.declared import Json, Picture, Result, Table
 from infer_bench.publish.tables import cpu, offline, peers, replicas, serving, soak
-from infer_bench.serving.ablation import draw_ladder
+from infer_bench.publish.tables.words import sections
+from infer_bench.results import columns_table
+from infer_bench.serving import ablation
+from infer_bench.serving.over_http import report as over_http_table
+from infer_bench.serving.policies import policies_table
+from infer_bench.serving.streaming import delay_table, throughput_table
+from infer_bench.serving.workloads import workloads_table
 
 _PEERS = "vLLM and llama.cpp in environments of their own"
 _TWO_REPLICAS = (
@@ -13,7 +24,6 @@ _TWO_REPLICAS = (
 _RANKS_MODEL = "--model {checkpoint:llama-30m} --no-access-log --port {port}"
 _TWO_RANKS = f"python -m infer_server --tensor-parallel-size 2 {_RANKS_MODEL}"
 _RAY = f"env infer-ray serve {_RANKS_MODEL}"
-_EXTRA_LOADS = "infer-bench scaling --replicas 16 --max-extra-load 0 1 2 4 8 16 64"
 
 RESULTS = (
     Result(name="batching", command="infer-bench batching", minutes=0.2),
@@ -21,7 +31,6 @@ RESULTS = (
     Result(name="concurrency-smollm-135m", command="infer-bench concurrency", minutes=2),
     Result(name="host-step", command="infer-bench host-step", minutes=1),
     Result(name="prompt-cap", command="infer-bench prompt-cap", minutes=2),
-    Result(name="prompt-budget", command="infer-bench prompt-budget", minutes=1),
     Result(name="kernels-cpu", command="infer-bench kernels-cpu", minutes=2),
     Result(name="kv-cache-int8", command="infer-bench kv-cache", minutes=0.5),
     Result(name="compare-transformers-smollm-135m", command="infer-bench transformers", minutes=1),
@@ -71,20 +80,6 @@ RESULTS = (
         f"--peer 'two ranks={_TWO_RANKS}' --peer 'ray={_RAY}' --peer 'ray with two processors={_RAY} --num-cpus 2'",
         minutes=8,
     ),
-    Result(name="scaling", command="infer-bench scaling", minutes=6.5),
-    Result(
-        name="scaling-starts-together",
-        command="infer-bench scaling --replicas 1000 --policy prefix --starts-together --name scaling-starts-together",
-        minutes=2,
-    ),
-    *(
-        Result(
-            name=f"scaling-extra-load-skew-{skew}",
-            command=f"{_EXTRA_LOADS} --rate {rate} --skew {skew} --name scaling-extra-load-skew-{skew}",
-            minutes=0.4,
-        )
-        for skew, rate in ((0, 2.5), (1, 2.5), (2, 6))
-    ),
     Result(name="peers-llama-135m-8k", elsewhere=_PEERS),
     Result(name="peers-qwen3-0.6b-8k", elsewhere=_PEERS),
     Result(name="quantized-peers-qwen3-0.6b-8k", elsewhere=f"{_PEERS}, and a CPU with AMX"),
@@ -96,64 +91,151 @@ RESULTS = (
 """What is measured, in the order in which it runs; those from elsewhere last."""
 
 _ZEN_RACES = ("peers-llama-135m-8k", "peers-qwen3-0.6b-8k")
-_EXTRA = tuple(f"scaling-extra-load-skew-{skew}" for skew in (0, 1, 2))
 
+
+def rounds_of(*path: str | int) -> Callable[[Json], int]:
+    """Return what counts the rounds of a result: the length of what lies at `path`."""
+
+    def count(result: Json) -> int:
+        found: Any = result
+        for key in path:
+            found = found[key]
+        return len(found)
+
+    return count
+
+
+def _ladder_rounds(result: Json) -> int:
+    return max(len(found) for row in result["rounds"].values() for found in row.values())
+
+
+def _turns(result: Json) -> int:
+    return len(next(iter(result["turns"].values())))
+
+
+_HUGE_PAGES, _ZEN4 = (f"quantized-peers-qwen3-0.6b-8k-{name}" for name in ("huge-pages", "zen4"))
 TABLES = (
-    Table(name="batching/commit", sources=("batching",), render=offline.commit),
-    Table(name="concurrency/short", sources=("concurrency-smollm-135m",), render=offline.concurrency_short),
-    Table(name="concurrency", sources=("concurrency-smollm-135m",), render=offline.concurrency_rounds),
+    Table(
+        name="batching/commit",
+        sources=("batching",),
+        render=lambda result: f"`{result['environment']['commit']}`",
+        measured="",
+    ),
+    Table(
+        name="concurrency/short",
+        sources=("concurrency-smollm-135m",),
+        render=offline.concurrency_short,
+        measured="`uv run infer-bench concurrency`",
+        rounds=rounds_of("together"),
+    ),
+    Table(
+        name="concurrency",
+        sources=("concurrency-smollm-135m",),
+        render=offline.concurrency_rounds,
+        rounds=rounds_of("together"),
+    ),
     Table(name="engine", sources=("engine",), render=offline.engine_steps),
-    Table(name="host-step", sources=("host-step",), render=offline.host_steps),
-    Table(name="prompt-cap", sources=("prompt-cap",), render=offline.prompt_cap),
-    Table(name="prompt-budget", sources=("prompt-budget",), render=offline.prompt_budget),
-    Table(name="kv-cache", sources=("kv-cache-int8",), render=offline.kv_cache),
-    Table(name="transformers", sources=("compare-transformers-smollm-135m",), render=offline.transformers),
-    Table(name="structured", sources=("structured",), render=offline.structured),
+    Table(
+        name="host-step",
+        sources=("host-step",),
+        render=lambda result: host_step.time_table(result["commits"][0]["microseconds"]),
+        measured="Microseconds, measured",
+        rounds=rounds_of("commits", 0, "rounds"),
+    ),
+    Table(
+        name="prompt-cap",
+        sources=("prompt-cap",),
+        render=lambda result: columns_table(offline.PROMPT_CAP, result["rows"]),
+    ),
+    Table(
+        name="kv-cache",
+        sources=("kv-cache-int8",),
+        render=lambda result: columns_table(offline.KV_CACHE, result["cases"]),
+    ),
+    Table(
+        name="transformers",
+        sources=("compare-transformers-smollm-135m",),
+        render=offline.transformers,
+        measured="transformers {transformers}, measured",
+        rounds=lambda result: len(next(iter(result["tokens_per_s"].values()))["infer"]),
+    ),
+    Table(
+        name="structured",
+        sources=("structured",),
+        render=offline.structured,
+        rounds=rounds_of("first_token_s", "free text"),
+    ),
     Table(
         name="cpu-steps",
         sources=("cpu-steps-llama-135m-8k", "cpu-steps-qwen3-0.6b-8k-quantized"),
         render=cpu.steps,
+        measured="",
     ),
     Table(name="cpu-steps/quantized", sources=("cpu-steps-qwen3-0.6b-8k-quantized",), render=cpu.quantized),
-    Table(name="kernels-cpu", sources=("kernels-cpu",), render=cpu.kernels),
-    Table(name="streaming", sources=("streaming",), render=serving.streaming),
-    Table(name="text-side", sources=("text-side",), render=serving.text_side),
-    Table(name="serving-mixed", sources=("serving-mixed",), render=serving.workload_mixed),
-    Table(name="serving-all", sources=("serving-all",), render=serving.workloads),
-    Table(name="serving-smollm2", sources=("serving-smollm2",), render=serving.workloads_real),
-    Table(name="policies", sources=("policies",), render=serving.policies),
-    Table(name="over-http", sources=("over-http-smollm-135m",), render=serving.over_http),
-    Table(name="ablation-cpu", sources=("ablation-cpu",), render=serving.ladder),
-    Table(name="ablation-cpu/capacity", sources=("ablation-cpu",), render=serving.ladder_capacity),
-    Table(name="ablation-cpu/chunks", sources=("ablation-cpu",), render=serving.ladder_chunks),
-    Table(name="ablation-cpu/runs", sources=("ablation-cpu",), render=serving.ladder_runs),
+    Table(
+        name="kernels-cpu",
+        sources=("kernels-cpu",),
+        render=lambda result: comparison_table(result["comparisons"]),
+        rounds=rounds_of("comparisons", 0, "ours"),
+    ),
+    Table(
+        name="streaming",
+        sources=("streaming",),
+        render=lambda result: sections(throughput_table(result["throughput"]), delay_table(result["delays"])),
+    ),
+    Table(name="text-side", sources=("text-side",), render=serving.text_side, measured=""),
+    Table(
+        name="serving-mixed",
+        sources=("serving-mixed",),
+        render=serving.workload_mixed,
+        rounds=rounds_of("runs", 0, "runs"),
+    ),
+    Table(
+        name="serving-all",
+        sources=("serving-all",),
+        render=workloads_table,
+        rounds=rounds_of("workloads", "single", "runs"),
+    ),
+    Table(name="serving-smollm2", sources=("serving-smollm2",), render=workloads_table, rounds=lambda _: 1),
+    Table(name="policies", sources=("policies",), render=policies_table, rounds=rounds_of("turns", "arrivals", "fcfs")),
+    Table(name="over-http", sources=("over-http-smollm-135m",), render=over_http_table, rounds=rounds_of("rounds")),
+    Table(
+        name="ablation-cpu",
+        sources=("ablation-cpu",),
+        render=lambda result: sections(ablation.ladder_table(result), ablation.claims_table(result)),
+        rounds=_ladder_rounds,
+    ),
+    Table(name="ablation-cpu/capacity", sources=("ablation-cpu",), render=ablation.capacity_table, measured=""),
+    Table(
+        name="ablation-cpu/chunks",
+        sources=("ablation-cpu",),
+        render=lambda result: sections(ablation.caps_table(result), ablation.chunks_table(result)),
+        measured="",
+    ),
+    Table(name="ablation-cpu/runs", sources=("ablation-cpu",), render=ablation.latency_table, measured=""),
     Table(name="engine-process", sources=("engine-process",), render=serving.engine_process),
-    Table(name="routing", sources=("routing-4", "routing-2"), render=replicas.routing_hits),
-    Table(name="replicas", sources=("replicas-llama-135m-8k",), render=replicas.replicas),
-    Table(name="ranks", sources=("ranks-llama-30m",), render=replicas.ranks),
-    Table(name="ranks/ray", sources=("ranks-llama-30m",), render=replicas.ray),
-    Table(name="scaling", sources=("scaling",), render=replicas.scaling),
+    Table(name="routing", sources=("routing-4", "routing-2"), render=replicas.routing_hits, measured=""),
+    Table(name="replicas", sources=("replicas-llama-135m-8k",), render=replicas.replicas, rounds=_turns),
+    Table(name="ranks", sources=("ranks-llama-30m",), render=replicas.sides(replicas.RANKS), rounds=_turns),
+    Table(name="ranks/ray", sources=("ranks-llama-30m",), render=replicas.sides(replicas.RAY), rounds=_turns),
+    Table(name="peers/135m", sources=_ZEN_RACES[:1], render=peers.race, measured="135m, measured", rounds=_turns),
+    Table(name="peers/0.6b", sources=_ZEN_RACES[1:], render=peers.race, measured="0.6b, measured", rounds=_turns),
+    Table(name="peers/times-better", sources=_ZEN_RACES, render=peers.times_better, measured=""),
     Table(
-        name="scaling/starts-together", sources=("scaling", "scaling-starts-together"), render=replicas.starts_together
+        name="quantized-peers/xeon",
+        sources=("quantized-peers-qwen3-0.6b-8k",),
+        render=peers.quantized,
+        rounds=_turns,
     ),
-    Table(name="scaling/extra-load", sources=_EXTRA, render=replicas.extra_load),
-    Table(name="peers/135m", sources=_ZEN_RACES[:1], render=peers.race_135m),
-    Table(name="peers/0.6b", sources=_ZEN_RACES[1:], render=peers.race_06b),
-    Table(name="peers/times-better", sources=_ZEN_RACES, render=peers.times_better),
-    Table(name="quantized-peers/xeon", sources=("quantized-peers-qwen3-0.6b-8k",), render=peers.quantized_xeon),
-    Table(
-        name="quantized-peers/huge-pages",
-        sources=("quantized-peers-qwen3-0.6b-8k-huge-pages",),
-        render=peers.quantized_huge_pages,
-    ),
-    Table(name="quantized-peers/zen4", sources=("quantized-peers-qwen3-0.6b-8k-zen4",), render=peers.quantized_zen4),
-    Table(name="soak", sources=("soak",), render=soak.soak),
+    Table(name="quantized-peers/huge-pages", sources=(_HUGE_PAGES,), render=peers.quantized, rounds=_turns),
+    Table(name="quantized-peers/zen4", sources=(_ZEN4,), render=peers.quantized, rounds=_turns),
+    Table(name="soak", sources=("soak",), render=soak.soak, measured="{minutes:g} minutes"),
 )
 
 
 PICTURES = (
     Picture(name="batching.png", source="batching", draw=plot_batching),
-    Picture(name="ablation-cpu.png", source="ablation-cpu", draw=draw_ladder),
+    Picture(name="ablation-cpu.png", source="ablation-cpu", draw=ablation.draw_ladder),
     Picture(name="serving-mixed.png", source="serving-mixed"),
     Picture(name="soak.png", source="soak", draw=soak.draw_soak),
 )

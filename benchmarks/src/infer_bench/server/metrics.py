@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
+import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from infer_bench.client.http import BrokenReplyError, fetch
+from infer_bench.client.http import http_client
 
 CONFIGURATION_PATHS = ("/version", "/v1/models", "/get_server_info", "/props")
 """Ours, vLLM and SGLang have the first two, SGLang the third, llama.cpp the last."""
@@ -121,8 +123,9 @@ def _samples(text: str) -> list[tuple[str, dict[str, str], float]]:
 
 
 async def _text(url: str, path: str, headers: dict[str, str]) -> str | None:
-    try:
-        status, body = await fetch(url, path, headers=headers)
-    except (OSError, BrokenReplyError):
-        return None
-    return body.decode(errors="replace") if status == 200 else None
+    async with http_client(url, headers=headers) as client:
+        try:
+            reply = await client.get(path)
+        except httpx.TransportError:
+            return None
+    return reply.text if reply.status_code == HTTPStatus.OK else None

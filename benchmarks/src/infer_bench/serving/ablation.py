@@ -121,11 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's flags."""
     quick = f"one round of the first {REQUESTS_OF_QUICK} requests of each workload"
-    parser = argument_parser(__doc__, quick=quick)
+    parser = argument_parser(__doc__, quick=quick, rounds=1)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only these; result not saved")
     parser.add_argument("--step", choices=LABELS, action="append", help="only these; result not saved")
-    parser.add_argument("--rounds", type=int, default=1, help="of all steps, every other one backwards; medians count")
     parser.add_argument("--scale", type=float, help="in place of the profile's factor; result not saved")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     return parser.parse_args(arguments)

@@ -4,7 +4,6 @@ Requests of one token come over connections that are kept alive, as clients keep
 """
 
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from infer_bench.client.http import exchange
+from infer_bench.client.http import http_client
 from infer_bench.serving.streaming import NullServer, null_server
 
 STREAMS = 16
@@ -60,10 +59,10 @@ async def read_stream(url: str, body: dict[str, Any]) -> None:
     Raises:
         RuntimeError: it failed.
     """
-    async with exchange(url, "/v1/chat/completions", method="POST", body=json.dumps(body).encode()) as reply:
-        text = await reply.read()
-        if reply.status != HTTPStatus.OK or not text.endswith(b"[DONE]\n\n"):
-            raise RuntimeError(f"the server answered {reply.status}: {text[-200:]!r}")
+    async with http_client(url) as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    if reply.status_code != HTTPStatus.OK or not reply.content.endswith(b"[DONE]\n\n"):
+        raise RuntimeError(f"the server answered {reply.status_code}: {reply.content[-200:]!r}")
 
 
 async def _measure(server: NullServer, num_tokens: int) -> dict[str, float]:

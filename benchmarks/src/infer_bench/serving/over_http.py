@@ -36,9 +36,7 @@ Rounds = list[dict[str, float]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
-    parser = argument_parser(__doc__, quick="one round at a quarter of the lengths")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="smollm-135m")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = argument_parser(__doc__, quick="one round at a quarter of the lengths", rounds=9, shape="smollm-135m")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompt and answer")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="that each side computes with")
     args = parser.parse_args(arguments)

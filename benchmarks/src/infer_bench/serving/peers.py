@@ -37,11 +37,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from random import Random
 
+import httpx
+
 from infer_bench.agreement import compare_texts
-from infer_bench.client.http import BrokenReplyError, get_latency_s
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
@@ -204,10 +206,9 @@ def read_quantized_arguments(arguments: Sequence[str] | None) -> argparse.Namesp
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argument_parser(__doc__, quick="one round at a tenth of the lengths")
+    parser = argument_parser(__doc__, quick="one round at a tenth of the lengths", rounds=5)
     parser.add_argument("--model", required=True, help="folder or Hub id of the checkpoint that all sides serve")
     parser.add_argument("--device", default="auto", help="of our server")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of every side")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
     parser.add_argument("--start-s", type=float, default=600.0, help="seconds that a server has to start")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
@@ -260,20 +261,19 @@ def running(command: Sequence[str], *, start_s: float) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     words = [word.replace("{port}", port) for word in command]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - what the user named
-    with ended_with_all(process):
+    with ended_with_all(process), httpx.Client(base_url=url) as client:
         began_s = time.monotonic()
-        while not is_ready(url):
+        while not is_ready(client):
             if process.poll() is not None or time.monotonic() - began_s > start_s:
                 raise RuntimeError(f"`{shlex.join(words)}` was not ready; its exit code is {process.poll()}")
             time.sleep(0.05)
         yield url
 
 
-def is_ready(url: str) -> bool:
+def is_ready(client: httpx.Client) -> bool:
     """Return whether the server answers `/health` with 200."""
-    with contextlib.suppress(OSError, BrokenReplyError, RuntimeError):
-        asyncio.run(get_latency_s(url, "/health"))
-        return True
+    with contextlib.suppress(httpx.TransportError):
+        return client.get("/health").status_code == HTTPStatus.OK
     return False
 
 

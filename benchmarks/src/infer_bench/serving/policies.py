@@ -53,8 +53,7 @@ Turns = dict[str, dict[str, list[dict[str, float]]]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 where a limit is missed."""
-    parser = argument_parser(__doc__, quick="one round of four arrivals; nothing is judged")
-    parser.add_argument("--rounds", type=int, default=3, help="medians count")
+    parser = argument_parser(__doc__, quick="one round of four arrivals; nothing is judged", rounds=3)
     args = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = str(CPU.num_threads)  # servers inherit it; this process computes nothing
     loads = dict(list(LOADS.items())[: 1 if args.quick else None])

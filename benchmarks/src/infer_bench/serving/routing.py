@@ -35,9 +35,8 @@ Turn = dict[str, float]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
-    parser = argument_parser(__doc__, quick="one round of two replicas and few prompts; result not saved")
+    parser = argument_parser(__doc__, quick="one round of two replicas and few prompts; result not saved", rounds=3)
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", choices=sorted(SHAPES), help="with random weights; left out: the demo model")
     args = parser.parse_args(arguments)
     num_replicas, rounds = (2, 1) if args.quick else (args.replicas, args.rounds)

@@ -11,7 +11,6 @@ from half a second after the start on: accepting so many requests at once is a b
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -24,12 +23,12 @@ from typing import Any
 
 import psutil
 
-from infer_bench.client.http import exchange, get_latency_s
+from infer_bench.client.http import http_client
 from infer_bench.client.load import run_workload
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.limits import Limit, judge
-from infer_bench.results import ROOT, argument_parser, save, table
+from infer_bench.results import ROOT, Columns, argument_parser, columns_table, save
 from infer_bench.serving.null_engine import null_engine
 from infer_engine.frontend.async_engine import AsyncEngine
 from infer_server import ServerSettings
@@ -45,20 +44,33 @@ LONG_PROMPTS = (1_000_000, 5_000_000)
 """Bytes; the first fits the context of a million tokens, the second is refused once it is tokenized."""
 PACED_STEP_S = 0.01
 BURST_S = 0.5
+THROUGHPUT: Columns = {
+    "streams": "{streams:g}",
+    f"tokens/s (floor {FLOOR}, aim {AIM})": "{tokens_per_s:.0f}",
+    "/health median ms": "{health_median_ms:.3g}",
+    f"/health max ms (limit {LIMIT_MS:g})": "{health_max_ms:.3g}",
+}
+DELAYS: Columns = {
+    "beside 16 streams of a token every 10 ms": lambda row: (
+        f"a prompt of {row['bytes'] / 1e6:.1f} MB" if row["bytes"] else "nothing"
+    ),
+    "status": lambda row: f"{row['status']:g}" if row["bytes"] else "",
+    "answered in, s": lambda row: f"{row['took_s']:.1f}" if row["bytes"] else "",
+    "longest silence of a stream, ms": "{longest_gap_ms:.1f}",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 if a limit is missed."""
-    parser = argument_parser(__doc__, quick="one short run of each")
+    parser = argument_parser(__doc__, quick="one short run of each", rounds=3)
     parser.add_argument("--tokens", type=int, default=80_000, help="tokens of one run, over all streams")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--serve", type=float, metavar="STEP_S", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.serve is not None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(serve(args.serve))
         return 0
-    num_tokens, repeats = (40_000, 1) if args.quick else (args.tokens, args.repeats)
+    num_tokens, repeats = (40_000, 1) if args.quick else (args.tokens, args.rounds)
     with null_server(step_s=0.0) as server:
         throughput = asyncio.run(measure_throughput(server.url, num_tokens, repeats))
     with null_server(step_s=PACED_STEP_S) as server:
@@ -71,31 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def throughput_table(rows: Sequence[dict[str, float]]) -> str:
     """Return a row for each number of streams."""
-    head = [
-        "streams",
-        f"tokens/s (floor {FLOOR}, aim {AIM})",
-        "/health median ms",
-        f"/health max ms (limit {LIMIT_MS:g})",
-    ]
-    names = ("streams", "tokens_per_s", "health_median_ms", "health_max_ms")
-    return table(
-        head, [[f"{row[name]:.0f}" if row[name] >= 1000 else f"{row[name]:.3g}" for name in names] for row in rows]
-    )
+    return columns_table(THROUGHPUT, rows)
 
 
 def delay_table(rows: Sequence[dict[str, float]]) -> str:
     """Return a row for each prompt that came beside streams."""
-    head = ["beside 16 streams of a token every 10 ms", "status", "answered in, s", "longest silence of a stream, ms"]
-    cells = [
-        [
-            f"a prompt of {row['bytes'] / 1e6:.1f} MB" if row["bytes"] else "nothing",
-            f"{row['status']:g}" if row["bytes"] else "",
-            f"{row['took_s']:.1f}" if row["bytes"] else "",
-            f"{row['longest_gap_ms']:.1f}",
-        ]
-        for row in rows
-    ]
-    return table(head, cells)
+    return columns_table(DELAYS, rows)
 
 
 def limits(throughput: Sequence[dict[str, float]], delays: Sequence[dict[str, float]]) -> list[Limit]:
@@ -194,9 +187,12 @@ async def run_streams(url: str, num_streams: int, num_tokens: int) -> dict[str, 
 async def poll_health(url: str, latencies_s: list[float]) -> None:
     """Ask `/health` twenty times a second, until cancelled."""
     await asyncio.sleep(BURST_S)
-    while True:
-        latencies_s.append(await get_latency_s(url, "/health"))
-        await asyncio.sleep(0.05)
+    async with http_client(url) as client:
+        while True:
+            began_s = time.perf_counter()
+            (await client.get("/health")).raise_for_status()
+            latencies_s.append(time.perf_counter() - began_s)
+            await asyncio.sleep(0.05)
 
 
 async def measure_throughput(url: str, num_tokens: int, repeats: int) -> list[dict[str, float]]:
@@ -235,10 +231,9 @@ async def measure_long_prompts(url: str) -> list[dict[str, float]]:
         status = 0
         if num_bytes:
             prompt = (text * (num_bytes // len(text) + 1))[:num_bytes]
-            body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
-            async with exchange(url, "/v1/completions", method="POST", body=body) as reply:
-                await reply.read()
-                status = reply.status
+            async with http_client(url) as client:
+                reply = await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            status = reply.status_code
         took_s = time.perf_counter() - began_s
         gap_s = (await streams)["itl_s"]["max"]
         rows.append({"bytes": num_bytes, "status": status, "took_s": took_s, "longest_gap_ms": 1e3 * gap_s})

@@ -54,9 +54,8 @@ Answer = tuple[str, Callable[[], AnswerParser | None]]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
-    parser = argument_parser(__doc__, quick="one round of few tokens; result not saved")
+    parser = argument_parser(__doc__, quick="one round of few tokens; result not saved", rounds=21)
     parser.add_argument("--tokens", type=int, default=2000, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--against", type=Path, help="compare what HTTP costs with this other checkout, in turns")
     parser.add_argument("--step", type=float, default=0.0, help="seconds between tokens, with `--against`")
     args = parser.parse_args(arguments)

@@ -23,9 +23,7 @@ from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any
 
-import msgspec
-
-from infer_bench.client.http import exchange
+from infer_bench.client.http import http_client
 from infer_bench.client.load import RequestResult, run_workload
 from infer_bench.client.summary import ITL_BOUND_S, TTFT_BOUND_S, combine, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS, Workload, make_workload, with_poisson_arrivals
@@ -240,12 +238,12 @@ def headers_of(args: argparse.Namespace) -> dict[str, str]:
 
 async def tokenize(args: argparse.Namespace, url: str, text: str) -> list[int]:
     """Return the tokens of a text, as the server sees them."""
-    body = msgspec.json.encode({"model": args.model, "prompt": text, "add_special_tokens": False})
-    async with exchange(url, "/tokenize", method="POST", body=body, headers=headers_of(args)) as reply:
-        answer = await reply.read()
-    if reply.status != HTTPStatus.OK:
-        raise SystemExit(f"`/tokenize` answers {reply.status}: {answer.decode(errors='replace')[:300]}")
-    tokens: list[int] = msgspec.json.decode(answer)["tokens"]
+    body = {"model": args.model, "prompt": text, "add_special_tokens": False}
+    async with http_client(url, headers=headers_of(args)) as client:
+        reply = await client.post("/tokenize", json=body)
+    if reply.status_code != HTTPStatus.OK:
+        raise SystemExit(f"`/tokenize` answers {reply.status_code}: {reply.text[:300]}")
+    tokens: list[int] = reply.json()["tokens"]
     return tokens
 
 

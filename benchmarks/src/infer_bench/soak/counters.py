@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from infer_bench.client.http import fetch
+from infer_bench.client.http import http_client
 from infer_bench.limits import Finding
 from infer_bench.soak.tally import OUTCOMES, Tally
 from infer_server.testing import metric_samples
@@ -54,8 +54,8 @@ class ServerCounts:
 
 async def read_samples(url: str) -> Samples:
     """Return the samples of `/metrics`."""
-    _, text = await fetch(url, "/metrics")
-    return metric_samples(text.decode())
+    async with http_client(url) as client:
+        return metric_samples((await client.get("/metrics")).text)
 
 
 def sum_of(samples: Samples, name: str, labels: dict[str, str] | None = None) -> float:

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from http import HTTPStatus
 from random import Random
 
-import msgspec
+import httpx
 
-from infer_bench.client.http import BrokenReplyError, exchange, fetch
+from infer_bench.client.http import http_client
 from infer_bench.soak.tally import Outcome, UnexpectedReplyError
 from infer_server.testing import open_socket
 from infer_server.testing.hostile_requests import (
@@ -49,8 +50,8 @@ class HostileBodies:
 
 async def read_fields(url: str) -> dict[str, Sequence[str]]:
     """Return the names of the body's fields by path, as the server's schema has them, and some that it has not."""
-    _, text = await fetch(url, "/schema/openapi.json")
-    paths = msgspec.json.decode(text)["paths"]
+    async with http_client(url) as client:
+        paths = (await client.get("/schema/openapi.json")).json()["paths"]
     schemas = {path: paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"] for path in SOUND}
     return {path: [*schema["properties"], "\\ud800", "bogus", ""] for path, schema in schemas.items()}
 
@@ -62,17 +63,17 @@ async def send_body(url: str, path: str, what: str, body: bytes) -> Outcome:
         UnexpectedReplyError: it was answered with another status, as if it were the server's fault.
     """
     try:
-        async with exchange(url, path, method="POST", body=body) as reply:
-            await reply.read()
-    except (ConnectionError, BrokenReplyError):
+        async with http_client(url) as client:
+            reply = await client.post(path, content=body)
+    except httpx.TransportError:
         if "limit" in what:  # refused before it was read, and what came behind the answer broke the connection
             return "refused"
         raise
-    if reply.status == 200:
+    if reply.status_code == HTTPStatus.OK:
         return "answered"
-    if reply.status in REFUSALS:
+    if reply.status_code in REFUSALS:
         return "refused"
-    raise UnexpectedReplyError(f"{reply.status} for {path} with {what}: {body[:200]!r}")
+    raise UnexpectedReplyError(f"{reply.status_code} for {path} with {what}: {body[:200]!r}")
 
 
 async def drip(url: str, number: int) -> Outcome:

@@ -5,9 +5,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import httpx
 import msgspec
-
-from infer_bench.client.http import BrokenReplyError
 
 Outcome = Literal["answered", "refused", "disconnected", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("answered", "refused", "disconnected", "failed")
@@ -18,7 +17,7 @@ class UnexpectedReplyError(Exception):
     """The server answered with what it must not answer."""
 
 
-FAILURES = (OSError, BrokenReplyError, UnexpectedReplyError, msgspec.MsgspecError)
+FAILURES = (OSError, httpx.TransportError, UnexpectedReplyError, msgspec.MsgspecError)
 """What a server that fails shows its clients; a timeout is an `OSError`."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from infer_bench.client.http import exchange, fetch
+from infer_bench.client.http import http_client, lines_of
 from infer_bench.soak import hostile
 from infer_bench.soak.clock import Clock
 from infer_bench.soak.latency import Stream
@@ -100,9 +100,9 @@ class Traffic:
     async def _leave(self, draw: Random) -> Outcome:
         body = {"prompt": "Leave", "max_tokens": LEAVER_TOKENS, "ignore_eos": True, "stream": True}
         num_left = draw.randint(*LEAVER_EVENTS)
-        async with exchange(self._url, "/v1/completions", method="POST", body=msgspec.json.encode(body)) as reply:
-            check_ok(reply.status)
-            async for line in reply.lines():
+        async with http_client(self._url) as client, client.stream("POST", "/v1/completions", json=body) as reply:
+            check_ok(reply.status_code)
+            async for line in lines_of(reply):
                 num_left -= line.startswith(b"data: {")
                 if not num_left:
                     return "disconnected"
@@ -112,9 +112,10 @@ class Traffic:
         num_tokens, num_choices = draw.randint(*PLAIN_NEW_TOKENS), draw.choice((1, 1, 3))
         prompt = draw.choices(TOKEN_IDS, k=draw.randint(*PLAIN_TOKENS))
         body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "n": num_choices}
-        async with exchange(self._url, "/v1/completions", method="POST", body=msgspec.json.encode(body)) as reply:
-            check_ok(reply.status)
-            usage = _decode(await reply.read())["usage"]
+        async with http_client(self._url) as client:
+            reply = await client.post("/v1/completions", json=body)
+        check_ok(reply.status_code)
+        usage = _decode(reply.content)["usage"]
         if usage["completion_tokens"] != num_tokens * num_choices:
             raise UnexpectedReplyError(f"{usage} for {body}")
         return "answered"
@@ -137,9 +138,10 @@ class Traffic:
                 return await hostile.close_half(self._url, draw)
 
     async def _scrape(self, draw: Random) -> Outcome:
-        status, text = await fetch(self._url, draw.choice(("/health", "/metrics")))
-        check_ok(status)
-        if not text:
+        async with http_client(self._url) as client:
+            reply = await client.get(draw.choice(("/health", "/metrics")))
+        check_ok(reply.status_code)
+        if not reply.content:
             raise UnexpectedReplyError("an empty scrape")
         return "answered"
 
@@ -154,9 +156,9 @@ async def read_text(url: str, path: str, body: dict[str, Any]) -> tuple[str, flo
     first_s: float | None = None
     texts: list[str] = []
     last = b""
-    async with exchange(url, f"/{path}", method="POST", body=msgspec.json.encode(body)) as reply:
-        check_ok(reply.status)
-        async for line in reply.lines():
+    async with http_client(url) as client, client.stream("POST", f"/{path}", json=body) as reply:
+        check_ok(reply.status_code)
+        async for line in lines_of(reply):
             last = line or last
             if not line.startswith(b"data: {"):
                 continue

@@ -59,11 +59,9 @@ from infer_kernels.qkv import (
     QKNorm,
     Rotary,
     apply_rope,
-    apply_rope_batched,
     q_norm_rope,
     qk_norm_rope_store,
     row_width,
-    store_kv,
 )
 from infer_kernels.quantization import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
 from infer_kernels.resolve_token_ids import resolve_token_ids
@@ -115,7 +113,6 @@ __all__ = [
     "apply_penalties",
     "apply_pending_norm",
     "apply_rope",
-    "apply_rope_batched",
     "causal_attention",
     "causal_convolution",
     "count_tokens",
@@ -155,7 +152,6 @@ __all__ = [
     "sharded_rms_norm",
     "sigmoid_gate",
     "silu_and_mul",
-    "store_kv",
     "sum_of_squares",
     "topk_logprobs",
 ]

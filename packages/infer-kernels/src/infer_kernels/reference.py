@@ -33,8 +33,6 @@ from infer_kernels.norm.sharded_rms_norm import sharded_rms_norm_reference, sum_
 from infer_kernels.qkv.q_norm_rope import q_norm_rope_reference
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store_reference
 from infer_kernels.qkv.rope import apply_rope_reference
-from infer_kernels.qkv.rope_batched import apply_rope_batched_reference
-from infer_kernels.qkv.store_kv import store_kv_reference
 from infer_kernels.resolve_token_ids import resolve_token_ids_reference
 from infer_kernels.sampling.bitmask import apply_bitmask_reference
 from infer_kernels.sampling.largest import greedy_reference
@@ -51,7 +49,6 @@ __all__ = [
     "add_rms_norm_reference",
     "apply_bitmask_reference",
     "apply_penalties_reference",
-    "apply_rope_batched_reference",
     "apply_rope_reference",
     "causal_convolution_reference",
     "count_tokens_reference",
@@ -90,7 +87,6 @@ __all__ = [
     "sharded_rms_norm_reference",
     "sigmoid_gate_reference",
     "silu_and_mul_reference",
-    "store_kv_reference",
     "sum_of_squares_reference",
     "topk_logprobs_reference",
     "uniform_reference",

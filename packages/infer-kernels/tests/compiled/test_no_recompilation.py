@@ -37,8 +37,6 @@ from infer_kernels.norm.rms_norm import rms_norm
 from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.qkv.rope import apply_rope
-from infer_kernels.qkv.rope_batched import apply_rope_batched
-from infer_kernels.qkv.store_kv import store_kv
 from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.quantization import QuantizedWeight
 from infer_kernels.resolve_token_ids import resolve_token_ids
@@ -98,13 +96,6 @@ DENSE = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
 def launch_rope(batch: Batch) -> object:
     position_ids = batch.slice_of(torch.int32)
     return apply_rope(batch.tensor(Q_HEADS, HEAD_DIM), batch.tensor(KV_HEADS, HEAD_DIM), position_ids, COS_SIN)
-
-
-def launch_rope_batched(batch: Batch, *, seq: int | None) -> object:
-    seq = batch.length if seq is None else seq
-    q, k = (batch.tensor(heads, seq, HEAD_DIM) for heads in (Q_HEADS, KV_HEADS))
-    angles = torch.zeros(seq, HEAD_DIM)
-    return apply_rope_batched(q, k, angles, angles)
 
 
 def launch_qk_norm_rope_store(batch: Batch) -> object:
@@ -268,15 +259,6 @@ OPS: dict[str, Callable[[Batch], Any]] = {
     "silu_and_mul": lambda batch: silu_and_mul(batch.tensor(2 * HIDDEN)),
     "gelu_tanh_and_mul": lambda batch: gelu_tanh_and_mul(batch.tensor(2 * HIDDEN)),
     "apply_rope": launch_rope,
-    "apply_rope_batched": partial(launch_rope_batched, seq=None),
-    "apply_rope_batched, one length": partial(launch_rope_batched, seq=5),
-    "store_kv": lambda batch: store_kv(
-        batch.tensor(KV_HEADS, HEAD_DIM),
-        batch.tensor(KV_HEADS, HEAD_DIM),
-        K_CACHE,
-        V_CACHE,
-        batch.slice_of(torch.int32),
-    ),
     "qk_norm_rope_store": launch_qk_norm_rope_store,
     "paged_decode": partial(launch_attention, prefill=False),
     "paged_decode with sinks": partial(launch_attention, prefill=False, has_sinks=True),
@@ -394,12 +376,10 @@ def test_an_fp8_cache_compiles_once_for_all_batches_and_scales() -> None:
     k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (K_CACHE, V_CACHE))
     with compile_afresh(90) as log:
         for batch, scales in zip(BATCHES, (KVScales(), KVScales(keys=0.1), KVScales(values=16.0)) * 2, strict=False):
-            heads = batch.tensor(KV_HEADS, HEAD_DIM)
-            store_kv(heads, heads, k_cache, v_cache, batch.slice_of(torch.int32), scales=scales)
             qkv = batch.tensor(Q_HEADS + 2 * KV_HEADS, HEAD_DIM)
             qk_norm_rope_store(qkv, k_cache, v_cache, batch.slice_of(torch.int32), scales=scales)
             for prefill in (False, True):
                 launch_attention(batch, prefill=prefill, caches=(k_cache, v_cache), scales=scales)
     variants = Counter(kernel.name for kernel in log.compiled)
-    assert len(variants) == 6, "two stores, two phases of attention, and the work list of each"
+    assert len(variants) == 5, "a store, two phases of attention, and the work list of each"
     assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import KVScales, QKNorm, Rotary, paged_attention, plan_attention, qk_norm_rope_store, store_kv
+from infer_kernels import KVScales, QKNorm, Rotary, paged_attention, plan_attention, qk_norm_rope_store
 from infer_kernels.reference import qk_norm_rope_store_reference
 
 FP8 = torch.float8_e4m3fn
@@ -116,4 +116,4 @@ def test_many_weights_too_small_for_fp16_still_add_up(*, prefill: bool) -> None:
 def test_int8_codes_are_refused_by_name() -> None:
     k_cache, v_cache = torch.zeros(2, 4, 1, 8, 20, dtype=torch.int8)
     with pytest.raises(TypeError, match=r"`k_cache` has dtype torch\.int8; kernels of a GPU take torch\.float8_e4m3fn"):
-        store_kv(torch.zeros(1, 1, 16), torch.zeros(1, 1, 16), k_cache, v_cache, torch.tensor([0]))
+        qk_norm_rope_store(torch.zeros(1, 3, 16), k_cache, v_cache, torch.tensor([0]))

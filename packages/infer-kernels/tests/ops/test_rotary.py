@@ -1,13 +1,11 @@
-"""Rotary embedding on every path: of whole heads and of their first elements, flat and batched."""
+"""Rotary embedding on every path: of whole heads and of their first elements."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from infer_kernels import NormVariant, QKNorm, Rotary, apply_rope, qk_norm_rope_store
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.qkv.rope_batched import apply_rope_batched, apply_rope_batched_reference
 from infer_kernels.reference import apply_rope_reference, qk_norm_rope_store_reference
 
 pytestmark = pytest.mark.usefixtures("every_path")
@@ -97,55 +95,3 @@ def test_equal_distances_keep_their_angle() -> None:
     rotated_q, rotated_k = apply_rope(q, k, torch.arange(40), cos_sin)
     products = (rotated_q[9:, 0] * rotated_k[:-9, 0]).sum(-1)
     torch.testing.assert_close(products, products[:1].expand(31))
-
-
-def some_angles(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    # The halves differ, so that code that confuses them shows.
-    angles = torch.randn(shape)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-@parametrize_pairwise(
-    size=[(1, 1), (3, 5), (0, 4)],
-    heads=[(1, 1, 2), (3, 1, 48), (9, 3, 128)],
-    dtype=DTYPES,
-    per_sequence=[True, False],
-    full_angles=[True, False],
-)
-def test_batched_heads_equal_the_reference(
-    size: tuple[int, int], heads: tuple[int, int, int], dtype: torch.dtype, *, per_sequence: bool, full_angles: bool
-) -> None:
-    # As projections leave them: [batch, seq, heads, head_dim] in memory, q and k side by side.
-    (batch, seq), (q_heads, kv_heads, head_dim) = size, heads
-    qk = torch.randn(batch, seq, q_heads + kv_heads, head_dim).to(dtype).transpose(1, 2)
-    q, k = torch.split(qk, [q_heads, kv_heads], dim=1)
-    shape = (batch, seq, head_dim) if per_sequence else (seq, head_dim)
-    cos, sin = some_angles(shape, torch.float32 if full_angles else dtype)
-    before, expected = qk.clone(), apply_rope_batched_reference(q, k, cos, sin)
-    rotated = apply_rope_batched(q, k, cos, sin)
-    assert torch.equal(qk, before)
-    apply_rope_batched(q, k, cos, sin, q_out=q, k_out=k)
-    for actual, also, wanted in zip(rotated, (q, k), expected, strict=True):
-        assert_within_roundings(actual, wanted)
-        assert torch.equal(actual, also)
-
-
-def test_cos_and_sin_may_differ_in_rank_dtype_and_strides() -> None:
-    q, k = torch.randn(2, 3, 5, 16).half(), torch.randn(2, 1, 5, 16).half()
-    cos, sin = some_angles((5, 16), torch.float32)[0], some_angles((2, 5, 32), torch.float16)[1][..., :16]
-    out = torch.empty(2, 5, 3, 16).half().transpose(1, 2)
-    expected = apply_rope_batched_reference(q, k, cos, sin)
-    assert apply_rope_batched(q, k, cos, sin, q_out=out)[0] is out
-    assert_within_roundings(out, expected[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_batch_is_rotated_like_flat_tokens(dtype: torch.dtype) -> None:
-    q, k = torch.randn(2, 3, 5, 16).to(dtype), torch.randn(2, 1, 5, 16).to(dtype)
-    angles, positions = torch.randn(9, 8), torch.tensor([[0, 1, 2, 3, 4], [8, 7, 0, 0, 3]])
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    cos, sin = (torch.cat((part, part), dim=-1)[positions] for part in cos_sin.chunk(2, dim=-1))
-    rotated = apply_rope_batched(q, k, cos, sin)
-    tokens = [x.transpose(1, 2).reshape(10, -1, 16) for x in (q, k)]
-    for heads, flat in zip(rotated, apply_rope(tokens[0], tokens[1], positions.view(-1), cos_sin), strict=True):
-        assert torch.equal(heads.transpose(1, 2).reshape(flat.shape), flat)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import NormVariant, QKNorm, Rotary, gelu_tanh_and_mul, qk_norm_rope_store, silu_and_mul, store_kv
+from infer_kernels import NormVariant, QKNorm, Rotary, gelu_tanh_and_mul, qk_norm_rope_store, silu_and_mul
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.reference import qk_norm_rope_store_reference, store_kv_reference
+from infer_kernels.reference import qk_norm_rope_store_reference
 
 pytestmark = pytest.mark.usefixtures("every_path")
 
@@ -53,12 +53,11 @@ def test_slots_are_written_and_nothing_else(
     qkv, slots, rotary = torch.randn(7, 3 + 2 * kv_heads, head_dim), torch.randperm(60)[:7], some_rotary(7, head_dim)
     slots[skipped] = -1
     k_cache, v_cache = some_caches(kv_heads, head_dim, block_size=block_size, token_major=token_major)
-    k, v = qkv[:, 3 : 3 + kv_heads], qkv[:, 3 + kv_heads :]
-    expected = store_kv_reference(k, v, k_cache, v_cache, slots)
+    expected = qk_norm_rope_store_reference(qkv, k_cache, v_cache, slots)
     prepared = qk_norm_rope_store_reference(qkv, k_cache, v_cache, slots, rotary=rotary)
-    store_kv(k, v, k_cache, v_cache, slots.int())
-    assert torch.equal(k_cache, expected[0])
-    assert torch.equal(v_cache, expected[1])
+    qk_norm_rope_store(qkv, k_cache, v_cache, slots.int())
+    assert torch.equal(k_cache, expected[1])
+    assert torch.equal(v_cache, expected[2])
     qk_norm_rope_store(qkv, k_cache, v_cache, slots, rotary=rotary)
     assert_within_roundings(k_cache, prepared[1])
     assert torch.equal(v_cache, prepared[2])
@@ -66,10 +65,9 @@ def test_slots_are_written_and_nothing_else(
 
 def test_one_layer_of_a_larger_storage_is_written() -> None:
     storage = torch.zeros(3, 4, 2, 3, 8).transpose(2, 3)  # [layers, blocks, kv_heads, block_size, head_dim]
-    k, v = torch.ones(2, 1, 3, 8)
-    store_kv(k, v, storage[1], storage[2], torch.tensor([5]))
+    qk_norm_rope_store(torch.ones(1, 1 + 2 * 3, 8), storage[1], storage[2], torch.tensor([5]))
     assert storage[0].sum() == 0
-    assert torch.equal(storage[1, 2, :, 1], k[0])
+    assert torch.equal(storage[1, 2, :, 1], torch.ones(3, 8))
     assert storage[1:].sum() == 48
 
 

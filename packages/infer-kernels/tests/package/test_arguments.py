@@ -21,9 +21,9 @@ from infer_kernels import (
     norm_add_norm,
     paged_attention,
     plan_attention,
+    qk_norm_rope_store,
     rms_norm,
     silu_and_mul,
-    store_kv,
 )
 from infer_kernels.checks.compiled.ahead_of_time import compile_only
 
@@ -31,6 +31,7 @@ X = torch.zeros(3, 8)
 WEIGHT = torch.zeros(8)
 HEADS = torch.zeros(3, 4, 16)
 KEYS = torch.zeros(3, 2, 16)
+QKV = torch.zeros(3, 8, 16)
 CACHE = torch.zeros(5, 2, 4, 16)
 SLOTS = torch.zeros(3, dtype=torch.int32)
 COS_SIN = torch.zeros(9, 16)
@@ -63,7 +64,12 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     },
     silu_and_mul: {"gate_up": X, "out": torch.zeros(3, 4)},
     gelu_tanh_and_mul: {"gate_up": X, "out": torch.zeros(3, 4)},
-    store_kv: {"k": KEYS, "v": KEYS, "k_cache": CACHE.clone(), "v_cache": CACHE.clone(), "slots": torch.arange(3)},
+    qk_norm_rope_store: {
+        "qkv": QKV,
+        "k_cache": CACHE.clone(),
+        "v_cache": CACHE.clone(),
+        "slots": torch.arange(3),
+    },
     plan_attention: {
         "query_start": ROWS,
         "seq_lens": LENGTHS,
@@ -170,9 +176,9 @@ def test_tensor_elsewhere_is_refused(op: Callable[..., Any], name: str) -> None:
         ),
         (apply_rope, "position_ids", SLOTS[:2], r"`position_ids` has shape \[2\]; pass \[3\]"),
         (silu_and_mul, "gate_up", torch.zeros(3, 7), r"`gate_up` has 7 columns; pass \[tokens, 2 \* intermediate\]"),
-        (store_kv, "k", torch.zeros(3, 1, 16), r"`k` has shape \[3, 1, 16\]; pass \[3, 2, 16\]"),
-        (store_kv, "v_cache", CACHE[1:], r"`v_cache` has shape \[4, 2, 4, 16\]; pass \[5, 2, 4, 16\]"),
-        (store_kv, "slots", SLOTS[:2], r"`slots` has shape \[2\]; pass \[3\]"),
+        (qk_norm_rope_store, "qkv", QKV[:, :, :8], r"`qkv` has shape \[3, 8, 8\]; pass \[3, 8, 16\]"),
+        (qk_norm_rope_store, "v_cache", CACHE[1:], r"`v_cache` has shape \[4, 2, 4, 16\]; pass \[5, 2, 4, 16\]"),
+        (qk_norm_rope_store, "slots", SLOTS[:2], r"`slots` has shape \[2\]; pass \[3\]"),
         (plan_attention, "block_size", 0, r"`block_size` is 0; pass at least 1"),
         (plan_attention, "query_start", ROWS + 1, r"`query_start` is \[1, 2, 4\]; pass offsets that ascend from 0"),
         (plan_attention, "query_start", ROWS.flip(0), r"`query_start` is \[3, 1, 0\]"),

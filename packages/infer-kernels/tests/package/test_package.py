@@ -18,7 +18,6 @@ OPS = [
     "apply_bitmask",
     "apply_penalties",
     "apply_rope",
-    "apply_rope_batched",
     "causal_convolution",
     "count_tokens",
     "embedding",
@@ -47,7 +46,6 @@ OPS = [
     "sharded_rms_norm",
     "sigmoid_gate",
     "silu_and_mul",
-    "store_kv",
     "sum_of_squares",
     "topk_logprobs",
 ]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_kernels import KVScales, store_kv
+from infer_kernels import KVScales, qk_norm_rope_store
 from infer_kernels.checks.inputs.batch_attention import attend, part_of
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
 from infer_kernels.checks.pairwise import parametrize_pairwise
@@ -85,8 +85,8 @@ def test_a_decode_over_int8_has_the_bits_of_its_row_in_a_prompt(dtype: torch.dty
 
 def test_rows_of_int8_without_room_for_a_scale_are_refused() -> None:
     cache, other = (torch.zeros(2, 1, 4, width, dtype=torch.int8) for width in (4, 16))
-    rows = torch.zeros(1, 1, 16)
+    qkv = torch.zeros(1, 3, 16)
     with pytest.raises(ValueError, match=r"`k_cache` has rows of 4 bytes; pass head_dim \+ 4, a multiple of 4"):
-        store_kv(rows, rows, cache, cache, torch.tensor([0]))
-    with pytest.raises(ValueError, match=r"`k` has shape \[1, 1, 16\]; pass \[1, 1, 12\]"):
-        store_kv(rows, rows, other, other, torch.tensor([0]))
+        qk_norm_rope_store(qkv, cache, cache, torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"`qkv` has shape \[1, 3, 16\]; pass \[1, 3, 12\]"):
+        qk_norm_rope_store(qkv, other, other, torch.tensor([0]))

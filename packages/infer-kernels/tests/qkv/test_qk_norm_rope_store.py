@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels import KVSlots, NormVariant, apply_rope, rms_norm, store_kv
+from infer_kernels import KVSlots, NormVariant, apply_rope, rms_norm
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
 from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
+from infer_kernels.qkv.store_kv import store_kv_reference
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_kernels.reference import store_kv_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]
@@ -49,7 +49,8 @@ def separately(
         k = rms_norm(k, norm.k_weight, norm.eps, variant=norm.variant)
     if rotary is not None:
         q, k = apply_rope(q, k, rotary.position_ids, rotary.cos_sin)
-    store_kv(k, v, k_cache, v_cache, slots)
+    for cache, rows in zip((k_cache, v_cache), store_kv_reference(k, v, k_cache, v_cache, slots), strict=True):
+        cache.copy_(rows)
     return q
 
 
@@ -105,11 +106,6 @@ def test_heads_stored_in_transposed_caches_of_any_dtype_equal_reference(
     assert torch.equal(qk_norm_rope_store(qkv, *caches, slots), expected[0])
     assert torch.equal(caches[0], expected[1])
     assert torch.equal(caches[1], expected[2])
-    alone = cpu_caches(3, 16, cache_dtype)
-    wanted = store_kv_reference(qkv[:, 9:12], qkv[:, 12:], *alone, slots)
-    store_kv(qkv[:, 9:12], qkv[:, 12:], *alone, slots)
-    assert torch.equal(alone[0], wanted[0])
-    assert torch.equal(alone[1], wanted[1])
 
 
 @every_mode
@@ -133,14 +129,10 @@ def test_slots_looked_into_once_serve_every_layer(dtype: torch.dtype, skipped: l
     slots = torch.randperm(120)[:7].to(dtype)
     slots[skipped] = -1
     wrapped = KVSlots(slots, block_size=4)
-    for layer in range(3):
+    for _layer in range(3):
         qkv, caches = torch.randn(7, 9 + 6, 16), cpu_caches(3, 16, torch.float32)
-        k, v = qkv[:, 9:12], qkv[:, 12:]
-        expected = store_kv_reference(k, v, *caches, slots)
-        if layer == 1:
-            store_kv(k, v, *caches, wrapped)
-        else:
-            qk_norm_rope_store(qkv, *caches, wrapped)
+        expected = store_kv_reference(qkv[:, 9:12], qkv[:, 12:], *caches, slots)
+        qk_norm_rope_store(qkv, *caches, wrapped)
         assert torch.equal(caches[0], expected[0])
         assert torch.equal(caches[1], expected[1])
 
@@ -148,8 +140,6 @@ def test_slots_looked_into_once_serve_every_layer(dtype: torch.dtype, skipped: l
 def test_slots_of_blocks_of_another_size_are_refused() -> None:
     caches, slots = cpu_caches(3, 16, torch.float32), KVSlots(torch.arange(3), block_size=8)
     before = [cache.clone() for cache in caches]
-    with pytest.raises(ValueError, match=r"`slots` are of blocks of 8 tokens but `k_cache` has blocks of 4"):
-        store_kv(torch.ones(3, 3, 16), torch.ones(3, 3, 16), *caches, slots)
     with pytest.raises(ValueError, match=r"`slots` are of blocks of 8 tokens but `k_cache` has blocks of 4"):
         qk_norm_rope_store(torch.ones(3, 7, 16), *caches, slots)
     assert all(map(torch.equal, caches, before))
@@ -164,9 +154,9 @@ def test_slots_of_blocks_of_another_size_are_refused() -> None:
     ],
 )
 def test_wrapped_slots_are_checked_like_others(slots: Tensor, error: type[Exception], message: str) -> None:
-    caches, k = cpu_caches(3, 16, torch.float32), torch.ones(3, 3, 16)
+    caches = cpu_caches(3, 16, torch.float32)
     with pytest.raises(error, match=message):
-        store_kv(k, k, *caches, KVSlots(slots, block_size=4))
+        qk_norm_rope_store(torch.ones(3, 1 + 2 * 3, 16), *caches, KVSlots(slots, block_size=4))
 
 
 def test_a_kernel_stores_neither_heads_of_another_dtype_nor_transposed_keys() -> None:
@@ -175,8 +165,6 @@ def test_a_kernel_stores_neither_heads_of_another_dtype_nor_transposed_keys() ->
     with compile_only(90):
         with pytest.raises(TypeError, match=r"`qkv` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
             qk_norm_rope_store(qkv, *caches, slots)
-        with pytest.raises(TypeError, match=r"`k` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
-            store_kv(qkv[:, 4:7], qkv[:, 7:], *caches, slots)
         with pytest.raises(ValueError, match=r"`k_cache` has stride 4 in its last dimension"):
             qk_norm_rope_store(qkv, *transposed, slots)
 

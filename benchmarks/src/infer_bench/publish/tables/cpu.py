@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from infer_bench.kernels.cpu import comparison_table
 from infer_bench.offline.steps import STAGES, step_ms
 from infer_bench.publish.declared import Json
-from infer_bench.publish.tables.words import machine, measured_on, number, paragraph, sections
+from infer_bench.publish.tables.words import machine, number, paragraph, sections
 from infer_bench.results import table
 
 KINDS = {"1 sequence": "1 sequence", "16 sequences": "16", "prompt of 1024": "prompt of 1024"}
@@ -62,13 +61,4 @@ def quantized(result: Json) -> str:
         ["weights", *weights],
         *([words, *(cell(name, kind) for name in measured)] for kind, words in kinds.items()),
     ]
-    return sections(
-        measured_on("cpu-steps-qwen3-0.6b-8k-quantized", result),
-        table(["", *("bf16" if name == "none" else name for name in measured)], rows),
-    )
-
-
-def kernels(result: Json) -> str:
-    """Return products, attention and experts beside the naive forms."""
-    rounds = len(result["comparisons"][0]["ours"])
-    return sections(measured_on("kernels-cpu", result, rounds=rounds), comparison_table(result["comparisons"]))
+    return table(["", *("bf16" if name == "none" else name for name in measured)], rows)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from infer_bench.publish.declared import Json
-from infer_bench.publish.tables.words import measured_on, number, sections, spread
+from infer_bench.publish.tables.words import number, spread
 from infer_bench.results import table
 from infer_bench.serving.peers import OURS
 
@@ -27,14 +27,14 @@ QUANTIZED_ROWS = {
 }
 
 
-def race_135m(result: Json) -> str:
-    """Return all sides of the race with 135 million parameters."""
-    return _race("peers-llama-135m-8k", "135m", result)
-
-
-def race_06b(result: Json) -> str:
-    """Return all sides of the race with 0.6 billion parameters."""
-    return _race("peers-qwen3-0.6b-8k", "0.6b", result)
+def race(result: Json) -> str:
+    """Return all sides of a race."""
+    turns: Mapping[str, Sequence[Turn]] = result["turns"]
+    sides = [side for side in NAMES if side in turns]
+    rows = [
+        [key, *(_cell(turns[side], result["medians"][side], key) for side in sides)] for key in result["medians"][OURS]
+    ]
+    return table(["", *(NAMES[side] for side in sides)], rows)
 
 
 def times_better(small: Json, large: Json) -> str:
@@ -50,7 +50,7 @@ def times_better(small: Json, large: Json) -> str:
     return table(["infer, times better than the best of them", "135m", "0.6b"], rows)
 
 
-def quantized(name: str, result: Json) -> str:
+def quantized(result: Json) -> str:
     """Return all sides of a race with quantized weights, with the rounds' least and most where there are several."""
     turns: Mapping[str, Sequence[Turn]] = result["turns"]
     sides = [side for scheme in ("none", "int8", "int4") for side in _sides_of(scheme, list(turns))]
@@ -71,35 +71,7 @@ def quantized(name: str, result: Json) -> str:
 
     rows = [[words, *(cell(side, key) for side in sides)] for words, key in QUANTIZED_ROWS.items()]
     heads = ["bf16" if side == "infer none" else side.removeprefix("infer ") for side in sides]
-    return sections(measured_on(name, result, rounds=len(turns[sides[0]])), table(["", *heads], rows))
-
-
-def quantized_xeon(result: Json) -> str:
-    """Return the race on a Xeon."""
-    return quantized("quantized-peers-qwen3-0.6b-8k", result)
-
-
-def quantized_huge_pages(result: Json) -> str:
-    """Return the race on the same Xeon with panels in huge pages."""
-    return quantized("quantized-peers-qwen3-0.6b-8k-huge-pages", result)
-
-
-def quantized_zen4(result: Json) -> str:
-    """Return the race on Zen 4."""
-    return quantized("quantized-peers-qwen3-0.6b-8k-zen4", result)
-
-
-def _race(name: str, shape: str, result: Json) -> str:
-    turns: Mapping[str, Sequence[Turn]] = result["turns"]
-    sides = [side for side in NAMES if side in turns]
-    rows = [
-        [key, *(_cell(turns[side], result["medians"][side], key) for side in sides)] for key in result["medians"][OURS]
-    ]
-    rounds = len(turns[OURS])
-    return sections(
-        measured_on(name, result, what=f"{shape}, measured", rounds=rounds),
-        table(["", *(NAMES[side] for side in sides)], rows),
-    )
+    return table(["", *heads], rows)
 
 
 def _cell(turns: Sequence[Turn], medians: Turn, key: str) -> str:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from infer_bench.publish.declared import Json
-from infer_bench.publish.tables.words import measured_on, sections
 from infer_bench.results import table
 from infer_bench.soak.latency import Kill, Window
 from infer_bench.soak.memory import MemorySeries
@@ -14,8 +13,7 @@ def soak(result: Json) -> str:
     """Return what was found, wanted, and whether it holds."""
     words = {None: "", True: "yes", False: "**no**"}
     rows = [[each["what"], each["found"], each["wanted"], words[each["holds"]]] for each in result["findings"]]
-    what = f"{result['minutes']:g} minutes"
-    return sections(measured_on("soak", result, what=what), table(["what", "found", "wanted", "holds"], rows))
+    return table(["what", "found", "wanted", "holds"], rows)
 
 
 def draw_soak(result: Json, path: Path) -> None:

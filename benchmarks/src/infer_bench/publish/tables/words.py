@@ -1,7 +1,8 @@
 """The words that tables share: where and when something was measured, and numbers."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from infer_bench.publish.declared import Json
@@ -72,6 +73,15 @@ def sections(*parts: str) -> str:
 def number(value: float) -> str:
     """Return a number with three digits, or all of those before the point, thousands apart."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def numbers(*names: str) -> dict[str, Callable[[Mapping[str, float]], str]]:
+    """Return columns of a table: numbers of a row, each under its own name."""
+    return {name: partial(_number_of, name) for name in names}
+
+
+def _number_of(name: str, row: Mapping[str, float]) -> str:
+    return number(row[name])
 
 
 def spread(values: Iterable[float]) -> str:

@@ -149,13 +149,13 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of a ragged batch, decodes and prefill chunks mixed, over a paged cache.
 
-    This step's keys and values are already in the cache (see `store_kv`).
+    This step's keys and values are already in the cache (see `qk_norm_rope_store`).
 
     Args:
         q: [tokens, q_heads, head_dim], of the device of the caches, for a kernel of their dtype too unless that is
             of eight bits; may be a strided view. head_dim is a multiple of 16 up to 512; q_heads is one of kv_heads.
-        k_cache: as for `store_kv`.
-        v_cache: as for `store_kv`.
+        k_cache: as for `qk_norm_rope_store`.
+        v_cache: as for `qk_norm_rope_store`.
         plan: plan of this step, from `plan_attention` or `plan_attention_on_device`.
         scale: multiplies the dot products.
         window: a token attends to itself and the `window - 1` tokens before it; None: to all before it.

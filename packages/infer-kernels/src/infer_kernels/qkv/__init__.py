@@ -4,8 +4,7 @@ from infer_kernels.qkv.kv_codes import KVScales, row_width
 from infer_kernels.qkv.q_norm_rope import q_norm_rope
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store
 from infer_kernels.qkv.rope import apply_rope
-from infer_kernels.qkv.rope_batched import apply_rope_batched
-from infer_kernels.qkv.store_kv import KVSlots, store_kv
+from infer_kernels.qkv.store_kv import KVSlots
 from infer_kernels.qkv.transforms import QKNorm, Rotary
 
 __all__ = [
@@ -14,9 +13,7 @@ __all__ = [
     "QKNorm",
     "Rotary",
     "apply_rope",
-    "apply_rope_batched",
     "q_norm_rope",
     "qk_norm_rope_store",
     "row_width",
-    "store_kv",
 ]

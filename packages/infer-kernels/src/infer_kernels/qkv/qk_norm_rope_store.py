@@ -9,7 +9,7 @@ The norms of queries and keys: Henry et al., "Query-Key Normalization for Transf
 once, as much written, a table row per token:
 tokens * (2 * (q_heads + 2 * kv_heads) * head_dim * itemsize + 4 * rotary_dim).
 
-Precision: the rounding points of `rms_norm`, then `apply_rope`, then `store_kv`: a normalized head is rounded to the
+Precision: the rounding points of `rms_norm`, then `apply_rope`, then the store: a normalized head is rounded to the
 storage dtype, the rotation is fp32 and rounds once, values are copied. Codes of eight bits are made of what was rounded
 so (see `kv_codes.py`).
 """
@@ -115,7 +115,7 @@ def _prepare_heads(
             x1, x2 = x1.to(dtype).to(tl.float32) * weight1, x2.to(dtype).to(tl.float32) * weight2
         x1, x2 = x1.to(dtype).to(tl.float32), x2.to(dtype).to(tl.float32)
     if cos_sin is not None:
-        x1, x2 = rotate_pairs(x1, x2, cos, sin, cos, sin, column[None, :], ROTARY_HALF)
+        x1, x2 = rotate_pairs(x1, x2, cos, sin, column[None, :], ROTARY_HALF)
     return x1.to(dtype), x2.to(dtype)
 
 
@@ -311,9 +311,13 @@ def qk_norm_rope_store(
         qkv: [tokens, q_heads + 2 * kv_heads, head_dim], of the device of the caches, for a kernel of their dtype too
             unless that is of eight bits; may be strided. kv_heads and head_dim are those of `k_cache`, the other heads
             are queries.
-        k_cache: as for `store_kv`.
-        v_cache: as for `store_kv`.
-        slots: as for `store_kv`.
+        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16, fp16 or float8_e4m3fn, any strides, for a kernel
+            with 1 in the last dimension. On a CPU also int8 [blocks, kv_heads, block_size, head_dim + 4], see
+            `kv_codes.py`.
+        v_cache: like `k_cache`; its strides may differ.
+        slots: [tokens], int32 or int64: `block * block_size + offset`, each at most once; -1 skips the token. That they
+            lie inside the cache is not checked: it would stall the device. What serves several layers of a step is
+            wrapped in `KVSlots` once.
         rotary: rotates queries and keys by position, whole heads or their first elements.
         norm: norms each head of queries and keys, before the rotation.
         scales: scales of an fp8 cache.

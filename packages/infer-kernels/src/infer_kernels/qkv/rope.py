@@ -77,16 +77,14 @@ def paired_elements(
 def rotate_pairs(
     x1: tl.tensor,  # fp32 [rows, BLOCK_HALF], the first elements of `paired_elements`
     x2: tl.tensor,  # the same shape, the second ones
-    cos1: tl.tensor,  # fp32 [rows or 1, BLOCK_HALF], of the first elements
-    sin1: tl.tensor,  # the same shape
-    cos2: tl.tensor,  # the same shape, of the second elements
-    sin2: tl.tensor,  # the same shape
+    cos: tl.tensor,  # fp32 [rows or 1, BLOCK_HALF]
+    sin: tl.tensor,  # the same shape
     column: tl.tensor,  # [1, BLOCK_HALF]
     ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
 ) -> tuple[tl.tensor, tl.tensor]:
     """Rotate columns, all or those before `ROTARY_HALF`: fp32, [rows, BLOCK_HALF] each."""
-    y1 = x1 * cos1 - x2 * sin1
-    y2 = x2 * cos2 + x1 * sin2
+    y1 = x1 * cos - x2 * sin
+    y2 = x2 * cos + x1 * sin
     if ROTARY_HALF is not None:
         is_rotated = column < ROTARY_HALF
         y1, y2 = tl.where(is_rotated, y1, x1), tl.where(is_rotated, y2, x2)
@@ -97,10 +95,8 @@ def rotate_pairs(
 def rotate_heads(
     out: tl.tensor,  # one token's heads, [heads, 2 * half]
     x: tl.tensor,  # the same; may be `out`
-    cos1: tl.tensor,  # fp32 [BLOCK_HALF], of the first half
-    sin1: tl.tensor,  # fp32 [BLOCK_HALF]
-    cos2: tl.tensor,  # fp32 [BLOCK_HALF], of the second half
-    sin2: tl.tensor,  # fp32 [BLOCK_HALF]
+    cos: tl.tensor,  # fp32 [BLOCK_HALF]
+    sin: tl.tensor,  # fp32 [BLOCK_HALF]
     heads: tl.tensor,
     half: tl.tensor,
     out_stride_head: tl.tensor,
@@ -117,7 +113,7 @@ def rotate_heads(
     x_at = x + head * x_stride_head + first
     x1 = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_at + distance, mask=mask, other=0.0).to(tl.float32)
-    y1, y2 = rotate_pairs(x1, x2, cos1[None, :], sin1[None, :], cos2[None, :], sin2[None, :], column, ROTARY_HALF)
+    y1, y2 = rotate_pairs(x1, x2, cos[None, :], sin[None, :], column, ROTARY_HALF)
     out_at = out + head * out_stride_head + first
     tl.store(out_at, y1.to(out.dtype.element_ty), mask=mask)
     tl.store(out_at + distance, y2.to(out.dtype.element_ty), mask=mask)
@@ -160,8 +156,6 @@ def _rope_kernel(
         q + token * q_stride_token,
         cos,
         sin,
-        cos,
-        sin,
         q_heads,
         half,
         q_out_stride_head,
@@ -173,8 +167,6 @@ def _rope_kernel(
     rotate_heads(
         k_out + token * k_out_stride_token,
         k + token * k_stride_token,
-        cos,
-        sin,
         cos,
         sin,
         kv_heads,
@@ -232,12 +224,10 @@ def apply_rope_triton(
     return q_out, k_out
 
 
-def rotate_torch(
-    x: Tensor, cos1: Tensor, sin1: Tensor, cos2: Tensor, sin2: Tensor, *, out: Tensor | None = None
-) -> Tensor:
-    """`x` [..., head_dim] rotated by the fp32 angles of its halves, which broadcast to [..., head_dim / 2]."""
+def rotate_torch(x: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x` [..., head_dim] rotated by fp32 angles, which broadcast to [..., head_dim / 2]."""
     x1, x2 = x.float().chunk(2, dim=-1)
-    rotated = torch.cat((torch.addcmul(x1 * cos1, x2, sin1, value=-1), torch.addcmul(x2 * cos2, x1, sin2)), dim=-1)
+    rotated = torch.cat((torch.addcmul(x1 * cos, x2, sin, value=-1), torch.addcmul(x2 * cos, x1, sin)), dim=-1)
     return rotated.to(x.dtype) if out is None else out.copy_(rotated)
 
 
@@ -272,8 +262,8 @@ def apply_rope_torch(
 
     def rotate(x: Tensor, out: Tensor | None) -> Tensor:
         if rotary_dim == x.shape[-1]:
-            return rotate_torch(x, cos, sin, cos, sin, out=out)
-        rotated, kept = rotate_torch(x[..., :rotary_dim], cos, sin, cos, sin), x[..., rotary_dim:]
+            return rotate_torch(x, cos, sin, out=out)
+        rotated, kept = rotate_torch(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]
         return torch.cat((rotated, kept), dim=-1) if out is None else out.copy_(torch.cat((rotated, kept), dim=-1))
 
     return rotate(q, q_out), rotate(k, k_out)

@@ -1,4 +1,4 @@
-"""Writing keys and values into a paged cache.
+"""Where and how keys and values are written into a paged cache; the kernel is that of `qk_norm_rope_store`.
 
     k_cache[slot // block_size, :, slot % block_size] = k        (v likewise; slot -1 is skipped)
 
@@ -6,8 +6,6 @@ Bytes moved: k and v read and written: 4 * tokens * kv_heads * head_dim * itemsi
 
 Precision: a copy, or a row's codes as `kv_codes.py` defines them.
 """
-
-# ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 import torch
 from torch import Tensor
@@ -22,15 +20,14 @@ from infer_kernels.arguments import (
     require_shape,
 )
 from infer_kernels.dispatch import takes_triton, wants_grad
-from infer_kernels.integers import next_power_of_2
 from infer_kernels.optional_triton import tl, triton
-from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, encode_rows, head_dim_of
+from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales, encode_rows
 
 
 def store_kv_reference(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, scales: KVScales = NO_SCALES
 ) -> tuple[Tensor, Tensor]:
-    """Copies of both caches with the rows written, one at a time; arguments as for `store_kv`."""
+    """Copies of both caches with the rows written, one at a time; k and v: [tokens, kv_heads, head_dim]."""
     k_cache, v_cache = k_cache.clone(), v_cache.clone()
     block_size = k_cache.shape[2]
     for token, slot in enumerate(slots.tolist()):
@@ -55,90 +52,11 @@ def encode_fp8(
     return x
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])
-def _store_kv_kernel(
-    k_cache: tl.tensor,  # [blocks, kv_heads, block_size, head_dim]
-    v_cache: tl.tensor,  # the same shape
-    k: tl.tensor,  # [tokens, kv_heads, head_dim]
-    v: tl.tensor,  # [tokens, kv_heads, head_dim]
-    slots: tl.tensor,  # [tokens]
-    k_scale: tl.tensor,  # of an fp8 cache
-    v_scale: tl.tensor,
-    kv_heads: tl.tensor,
-    head_dim: tl.tensor,
-    k_cache_stride_block: tl.tensor,
-    k_cache_stride_head: tl.tensor,
-    k_cache_stride_token: tl.tensor,
-    v_cache_stride_block: tl.tensor,
-    v_cache_stride_head: tl.tensor,
-    v_cache_stride_token: tl.tensor,
-    k_stride_token: tl.tensor,
-    k_stride_head: tl.tensor,
-    v_stride_token: tl.tensor,
-    v_stride_head: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-) -> None:
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
-    if slot < 0:
-        return
-    block = slot // BLOCK_SIZE
-    offset = slot % BLOCK_SIZE
-    head = tl.arange(0, BLOCK_HEADS).to(tl.int64)[:, None]
-    column = tl.arange(0, BLOCK_D)[None, :]
-    mask = (head < kv_heads) & (column < head_dim)
-    keys = tl.load(k + token * k_stride_token + head * k_stride_head + column, mask=mask)
-    values = tl.load(v + token * v_stride_token + head * v_stride_head + column, mask=mask)
-    k_at = k_cache + block * k_cache_stride_block + offset * k_cache_stride_token
-    v_at = v_cache + block * v_cache_stride_block + offset * v_cache_stride_token
-    tl.store(k_at + head * k_cache_stride_head + column, encode_fp8(keys, k_scale, k_cache), mask=mask)
-    tl.store(v_at + head * v_cache_stride_head + column, encode_fp8(values, v_scale, v_cache), mask=mask)
-
-
-def store_kv_triton(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, scales: KVScales = NO_SCALES
-) -> None:
-    """Launch the kernel; arguments as for `store_kv`, unchecked."""
-    tokens, kv_heads, head_dim = k.shape
-    if tokens == 0:
-        return
-    block_heads = next_power_of_2(kv_heads)
-    block_d = next_power_of_2(head_dim)
-    _store_kv_kernel[(tokens,)](
-        k_cache,
-        v_cache,
-        k,
-        v,
-        slots,
-        scales.keys,
-        scales.values,
-        kv_heads,
-        head_dim,
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
-        v_cache.stride(0),
-        v_cache.stride(1),
-        v_cache.stride(2),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        BLOCK_SIZE=k_cache.shape[2],
-        BLOCK_HEADS=block_heads,
-        BLOCK_D=block_d,
-        num_warps=min(8, max(1, block_heads * block_d // 256)),
-        enable_fp_fusion=False,
-    )
-
-
 class KVSlots:
     """A step's slots, decoded into blocks and offsets once for all layers.
 
     Attributes:
-        slots: [tokens], as for `store_kv`.
+        slots: [tokens], as for `qk_norm_rope_store`.
         block_size: tokens of a block.
     """
 
@@ -163,7 +81,7 @@ class KVSlots:
 
 
 def store_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: KVSlots, *, scales: KVScales) -> None:
-    """The fastest plain PyTorch; arguments as for `store_kv`, unchecked; the cache's dtype may differ."""
+    """Store in plain PyTorch, unchecked; the cache's dtype may be another one."""
     if wants_grad(k, v):
         k, v = k.detach(), v.detach()
     kept, block, offset = slots.places()
@@ -209,46 +127,3 @@ def resolve_slots(slots: Tensor | KVSlots, k_cache: Tensor, *, tokens: int) -> K
     require_shape("slots", slots.slots, (tokens,), "one for each token")
     require_device("slots", slots.slots, "k_cache", k_cache.device)
     return slots
-
-
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor | KVSlots,
-    *,
-    scales: KVScales = NO_SCALES,
-) -> None:
-    """Write each token's keys and values into its slot of the cache.
-
-    Args:
-        k: [tokens, kv_heads, head_dim], of the device of the caches; may be a strided view. For a kernel of their dtype
-            too, unless that is of eight bits; a CPU converts.
-        v: like `k`.
-        k_cache: [blocks, kv_heads, block_size, head_dim], fp32, bf16, fp16 or float8_e4m3fn, any strides, for a kernel
-            with 1 in the last dimension. On a CPU also int8 [blocks, kv_heads, block_size, head_dim + 4], see
-            `kv_codes.py`.
-        v_cache: like `k_cache`; its strides may differ.
-        slots: [tokens], int32 or int64: `block * block_size + offset`, each at most once; -1 skips the token. That they
-            lie inside the cache is not checked: it would stall the device. What serves several layers of a step is
-            wrapped in `KVSlots` once.
-        scales: scales of an fp8 cache.
-
-    Raises:
-        ValueError: a shape, device or stride does not fit.
-        TypeError: a dtype does not fit.
-    """
-    check_cache(k_cache, v_cache)
-    require_rank("k", k, "tokens, kv_heads, head_dim")
-    tokens = k.shape[0]
-    kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
-    for name, rows in (("k", k), ("v", v)):
-        require_shape(name, rows, (tokens, kv_heads, head_dim), "kv_heads and head_dim as of `k_cache`")
-        require_storable(name, rows, k_cache)
-        require_dense_rows(name, rows)
-    slots = resolve_slots(slots, k_cache, tokens=tokens)
-    if takes_triton(k_cache):
-        store_kv_triton(k, v, k_cache, v_cache, slots.slots.contiguous(), scales=scales)
-    else:
-        store_kv_torch(k, v, k_cache, v_cache, slots, scales=scales)

@@ -15,7 +15,7 @@ from infer_kernels.checks.cases.qkv.stores import cache_checks, misaligned_cache
 __all__ = ["QKV"]
 
 QKV = OpCases(
-    ops=("qk_norm_rope_store", "q_norm_rope", "apply_rope", "apply_rope_batched", "store_kv"),
+    ops=("qk_norm_rope_store", "q_norm_rope", "apply_rope"),
     checks=lambda ops: (*cache_checks(ops), *kv_code_checks(ops)),
     misaligned_checks=misaligned_cache_checks,
     launches=qkv_launches,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels import NormVariant, QKNorm, Rotary
-from infer_kernels.checks.op_call import EQUAL, OpCall
+from infer_kernels.checks.op_call import OpCall
 from infer_kernels.checks.self_check import EPS, draw
 
 ROTATED = (((9, 3, 64), 64), ((4, 4, 96), 96), ((3, 1, 80), 20), ((4, 1, 256), 256))
@@ -22,11 +22,7 @@ def qkv_calls(dtype: torch.dtype) -> Iterator[OpCall]:
     """Yield rotations, then stores."""
     for heads, rotary_dim in ROTATED:
         yield _rotate(heads, rotary_dim, dtype)
-        if rotary_dim == heads[2]:
-            for angles in ((TOKENS,), (2, TOKENS)):
-                yield _rotate_batched(heads, angles, dtype)
     for heads, block_size in STORED:
-        yield _store(heads, block_size, dtype)
         for rotary_dim in (heads[2], heads[2] // 4 + 4):
             for variant in VARIANTS:
                 yield _prepare(heads, block_size, rotary_dim, variant, dtype)
@@ -56,32 +52,6 @@ def _rotate(heads: tuple[int, int, int], rotary_dim: int, dtype: torch.dtype) ->
         label=f"{dtype}, heads {heads}, {rotary_dim} rotated",
         tensors=(q, k, _positions(), _cos_sin(rotary_dim)),
         rows=2,
-    )
-
-
-def _rotate_batched(heads: tuple[int, int, int], angles_shape: tuple[int, ...], dtype: torch.dtype) -> OpCall:
-    q_heads, kv_heads, head_dim = heads
-    q, k = (draw(2, num_heads, TOKENS, head_dim, dtype=dtype) for num_heads in (q_heads, kv_heads))
-    half = draw(*angles_shape, head_dim // 2, dtype=torch.float32)
-    angles = torch.cat((half, half), dim=-1)
-    return OpCall(
-        op="apply_rope_batched",
-        label=f"{dtype}, heads {heads}, angles {[*angles.shape]}",
-        tensors=(q, k, angles.cos(), angles.sin()),
-    )
-
-
-def _store(heads: tuple[int, int, int], block_size: int, dtype: torch.dtype) -> OpCall:
-    _, kv_heads, head_dim = heads
-    k, v = (draw(TOKENS, kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
-    caches = (draw(BLOCKS, kv_heads, block_size, head_dim, dtype=dtype, seed=seed) for seed in (3, 4))
-    return OpCall(
-        op="store_kv",
-        label=f"{dtype}, heads {heads}, blocks of {block_size}",
-        tensors=(k, v, *caches, _slots(block_size)),
-        rows=2,
-        written=(2, 3),
-        close=EQUAL,
     )
 
 

@@ -12,10 +12,8 @@ from infer_kernels import (
     QKNorm,
     Rotary,
     apply_rope,
-    apply_rope_batched,
     q_norm_rope,
     qk_norm_rope_store,
-    store_kv,
 )
 from infer_kernels.checks.cases.launch_case import BF16, FIRST_FP8_CAPABILITY, FP16, FP32, LaunchCase, launch_case
 from infer_kernels.checks.self_check import EPS
@@ -24,14 +22,6 @@ MODEL_HEADS = ((9, 3, 64), (32, 32, 96), (64, 8, 128), (32, 16, 256))
 """(q_heads, kv_heads, head_dim) of small and large models of each head size."""
 PARTIAL_ROTARY_HEADS = (((24, 8, 128), 96), ((32, 32, 64), 16), ((32, 32, 80), 20))
 """(q_heads, kv_heads, head_dim) and rotary_dim of models that rotate the first elements of each head alone."""
-STORES = (
-    (BF16, 3, 64, 64),
-    (BF16, 8, 128, 64),
-    (BF16, 16, 256, 32),
-    (BF16, 8, 96, 5),
-    (FP32, 8, 128, 64),
-)
-"""(dtype, kv_heads, head_dim, block_size) of keys and values that are stored alone."""
 PREPARED: tuple[tuple[torch.dtype, tuple[int, int, int], int, NormVariant | None], ...] = (
     *((BF16, heads, heads[2], None) for heads in MODEL_HEADS[:3]),
     (BF16, (16, 8, 128), 128, "llama"),
@@ -62,20 +52,12 @@ def _rotations() -> Iterator[LaunchCase]:
     for dtype, heads in (*((BF16, heads) for heads in MODEL_HEADS), (FP32, MODEL_HEADS[-1])):
         label = _name_heads(heads)
         yield launch_case("apply_rope", dtype, label, partial(_rotate, heads, heads[2], dtype))
-        batched = partial(_rotate_batched, heads, dtype, per_sequence=False)
-        yield launch_case("apply_rope_batched", dtype, f"{label}, fp32 angles", batched)
     for heads, rotary_dim in PARTIAL_ROTARY_HEADS:
         label = f"{_name_heads(heads)}, {rotary_dim} rotated"
         yield launch_case("apply_rope", BF16, label, partial(_rotate, heads, rotary_dim, BF16))
-    heads = (32, 8, 128)
-    batched = partial(_rotate_batched, heads, BF16, per_sequence=True)
-    yield launch_case("apply_rope_batched", BF16, f"{_name_heads(heads)}, bf16 angles per sequence", batched)
 
 
 def _stores() -> Iterator[LaunchCase]:
-    for dtype, kv_heads, head_dim, block_size in STORES:
-        label = f"heads {kv_heads} x {head_dim}, blocks of {block_size}"
-        yield launch_case("store_kv", dtype, label, partial(_store, kv_heads, head_dim, block_size, dtype))
     for dtype, heads, rotary_dim, variant in PREPARED:
         rope = "RoPE" if rotary_dim == heads[2] else rotary_dim and f"RoPE of {rotary_dim}"
         modes = ", ".join(mode for mode in (variant and f"{variant} norm", rope) if mode) or "store alone"
@@ -88,10 +70,6 @@ def _stores() -> Iterator[LaunchCase]:
 
 
 def _fp8_stores() -> Iterator[LaunchCase]:
-    for dtype in (BF16, FP32):
-        launch = partial(_store, 8, 128, 64, dtype, is_fp8=True)
-        label = "heads 8 x 128, fp8 cache"
-        yield launch_case("store_kv", dtype, label, launch, first_capability=FIRST_FP8_CAPABILITY)
     for dtype, heads, variant in FP8_PREPARED:
         norm = f"{variant} norm, " if variant else ""
         yield launch_case(
@@ -114,13 +92,6 @@ def _rotate(heads: tuple[int, int, int], rotary_dim: int, dtype: torch.dtype) ->
     return apply_rope(q, k, torch.zeros(3, dtype=torch.int32), torch.empty(9, rotary_dim))
 
 
-def _rotate_batched(heads: tuple[int, int, int], dtype: torch.dtype, *, per_sequence: bool) -> object:
-    q_heads, kv_heads, head_dim = heads
-    q, k = (torch.empty(2, num_heads, 3, head_dim, dtype=dtype) for num_heads in (q_heads, kv_heads))
-    cos = torch.empty(2, 3, head_dim, dtype=dtype) if per_sequence else torch.empty(3, head_dim)
-    return apply_rope_batched(q, k, cos, cos)
-
-
 def _caches(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     k_cache, v_cache = (torch.empty(2, kv_heads, block_size, head_dim, dtype=dtype) for _ in range(2))
     return k_cache, v_cache
@@ -128,12 +99,6 @@ def _caches(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -
 
 def _scales(*, is_fp8: bool) -> KVScales:
     return KVScales(keys=0.5, values=2.0) if is_fp8 else KVScales()
-
-
-def _store(kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, *, is_fp8: bool = False) -> None:
-    rows, index = torch.empty(3, kv_heads, head_dim, dtype=dtype), torch.zeros(3, dtype=torch.int32)
-    caches = _caches(kv_heads, head_dim, block_size, torch.float8_e4m3fn if is_fp8 else dtype)
-    store_kv(rows, rows, *caches, index, scales=_scales(is_fp8=is_fp8))
 
 
 def _prepare_queries(heads: int, head_dim: int, dtype: torch.dtype) -> object:

@@ -9,7 +9,7 @@ waiting for a core changes no number. HTTP is no part of them. Caps are measured
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from infer_bench.results import argument_parser, medians, save, table
 from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
-from infer_engine.messages import StepResult, Submit
+from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 SHAPE = "llama-30m"
@@ -28,15 +28,12 @@ LOADS = (("chunked_prefill", 0.5, 0.5), ("chunked_prefill", 0.5, 1.0), ("mixed",
 """Workload, factor on its lengths, factor on its rate."""
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 Numbers = dict[str, float]
-TimedStep = Callable[[EngineCore], tuple[StepResult, float]]
-"""Takes one step, and returns its result and its seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every cap on every load, print the medians and save them."""
-    parser = argument_parser(__doc__, quick="one round of four requests")
+    parser = argument_parser(__doc__, quick="one round of four requests", rounds=3)
     parser.add_argument("--cap", type=int, nargs="+", default=[48, 2048], help="2048 is none")
-    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rounds, num_requests = (1, 4) if args.quick else (args.rounds, None)
@@ -77,13 +74,7 @@ def build(cap: int) -> EngineCore:
     return core
 
 
-def take_step(core: EngineCore) -> tuple[StepResult, float]:
-    """Take one step, which takes what this process computes."""
-    began_s = time.process_time()
-    return core.step(), time.process_time() - began_s
-
-
-def play(core: EngineCore, workload: Workload, *, step: TimedStep = take_step) -> Numbers:
+def play(core: EngineCore, workload: Workload) -> Numbers:
     """Let requests arrive by the time of steps until all have ended; return milliseconds, and tokens per second."""
     requests, now_s, num_arrived, num_tokens = workload.requests, 0.0, 0, 0
     first_s: dict[int, float] = {}
@@ -100,8 +91,9 @@ def play(core: EngineCore, workload: Workload, *, step: TimedStep = take_step) -
             )
             core.handle(submit)
             num_arrived += 1
-        result, seconds = step(core)
-        now_s += seconds
+        began_s = time.process_time()
+        result = core.step()
+        now_s += time.process_time() - began_s
         for output in result.outputs:
             index = int(output.request_id)
             num_tokens += len(output.token_ids)

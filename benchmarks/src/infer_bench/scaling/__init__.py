@@ -1,1 +1,0 @@
-"""What many replicas do, on paper: our scheduler, cache and router on a simulated clock."""
