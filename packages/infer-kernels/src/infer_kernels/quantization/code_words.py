@@ -1,6 +1,6 @@
 """Numbers of codes in the order of words, made in pairs: what the tensor cores' operand takes as it is.
 
-`infer_kernels.quantization.word_order` says where codes lie. A pair of inputs fills a register of 32 bits, and one
+`infer_kernels.quantization.code_packing` says where codes lie. A pair of inputs fills a register of 32 bits, and one
 fused multiply-add of two numbers of 16 bits ends it:
 
     four bits     code, or 16 * code, below the exponent: worth 2^-133 each in bf16, 2^-24 in fp16, whatever the code is

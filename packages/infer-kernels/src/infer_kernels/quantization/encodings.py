@@ -13,7 +13,7 @@ Encoding = Literal["int8", "int6", "int4", "iq4", "e2m1", "mxfp4", "mxfp4_tiled"
 """How the numbers of a quantized weight are stored; `quantized_weight` has a table."""
 
 Order = Literal["rows", "words"]
-"""Where the codes of a row lie: one after another, or as `infer_kernels.quantization.word_order` says."""
+"""Where the codes of a row lie: one after another, or as `infer_kernels.quantization.code_packing` says."""
 
 FACTOR_INPUTS = 256
 """Inputs that share a factor of scales that are int8."""

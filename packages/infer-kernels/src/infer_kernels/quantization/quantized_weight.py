@@ -33,8 +33,15 @@ import torch
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
-from infer_kernels.quantization import word_order
-from infer_kernels.quantization.code_packing import pack_pairs, pack_sixes, unpack_pairs, unpack_sixes, widen_pairs
+from infer_kernels.quantization.code_packing import (
+    from_words,
+    pack_pairs,
+    pack_sixes,
+    to_words,
+    unpack_pairs,
+    unpack_sixes,
+    widen_pairs,
+)
 from infer_kernels.quantization.encodings import ENCODINGS, FACTOR_INPUTS, Encoding, EncodingTraits, Order
 from infer_kernels.quantization.microscaled_order import (
     GROUPS_PADDED_TO,
@@ -217,13 +224,13 @@ class QuantizedWeight:
 
     def in_words(self) -> "QuantizedWeight":
         """Return a copy in the order of words; scales, zeros and minimums are shared. Only where `can_be_words`."""
-        return replace(self, values=word_order.to_words(self.values, self.encoding), order="words")
+        return replace(self, values=to_words(self.values, self.encoding), order="words")
 
     def in_rows(self) -> "QuantizedWeight":
         """Return itself, or a copy in the order of rows."""
         if self.order == "rows":
             return self
-        return replace(self, values=word_order.from_words(self.values, self.encoding), order="rows")
+        return replace(self, values=from_words(self.values, self.encoding), order="rows")
 
     def columns(self, start: int, size: int) -> "QuantizedWeight":
         """Return `size` inputs from `start` on, in the order of rows; groups become smaller where they are cut.
