@@ -132,7 +132,7 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
     configure_logging(settings)
     require_tracing_extra(settings)
     settings = with_environment_keys(settings)
-    with _exit_on_sigterm(), _listeners(settings) as listeners:
+    with _exit_on_signals(), _listeners(settings) as listeners:
         check_certificate(settings)
         settings = dataclasses.replace(settings, max_connections=raise_open_file_limit(settings.max_connections))
         engine = _build(config, settings, build_engine)
@@ -151,16 +151,22 @@ def _serve_model(settings: ServerSettings, config: EngineConfig, *, build_engine
 
 
 @contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """End the process on a SIGTERM that comes while the model loads; later the server drains on it.
+def _exit_on_signals() -> Iterator[None]:
+    """End the process on a SIGTERM or SIGINT that comes while the model loads; later the server drains on them.
 
-    Without a handler, SIGTERM does nothing to the first process of a container.
+    Without a handler, SIGTERM does nothing to the first process of a container. An ignored SIGINT stays so, as of
+    processes that a shell has started in the background.
     """
-    handler = signal.signal(signal.SIGTERM, _end)
+    handlers = {signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    if handlers[signal.SIGINT] is signal.SIG_IGN:
+        del handlers[signal.SIGINT]
+    for number in handlers:
+        signal.signal(number, _end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _end(number: int, _: FrameType | None) -> None:
