@@ -107,10 +107,13 @@ def _refusal_like(operation: Operation) -> OpenAPIResponse:
     return OpenAPIResponse(description="The API key is missing or wrong.", content=content)
 
 
-def operation_with_body(*structs: type[msgspec.Struct], events: str | None = None) -> type[Operation]:
+def operation_with_body(
+    *structs: type[msgspec.Struct], events: str | None = None, part_of: type[msgspec.Struct] | None = None
+) -> type[Operation]:
     """Return the operation class of a route that decodes its body as one of `structs` itself.
 
-    `events` describes its event stream, if it can answer with one.
+    `events` describes its event stream, if it can answer with one. It answers with the fields of `part_of` that the
+    body asks for, if that is given.
     """
     schemas = [schema_of(struct) for struct in structs]
     schema = _ReadySchema(document=schemas[0] if len(schemas) == 1 else {"oneOf": schemas})
@@ -121,10 +124,13 @@ def operation_with_body(*structs: type[msgspec.Struct], events: str | None = Non
             self.request_body = RequestBody(
                 content={"application/json": OpenAPIMediaType(schema=schema)}, required=True
             )
+            assert self.responses is not None
+            success = cast("OpenAPIResponse", self.responses["200"])
+            assert success.content is not None
+            if part_of is not None:
+                part = {name: value for name, value in schema_of(part_of).items() if name != "required"}
+                success.content["application/json"] = OpenAPIMediaType(schema=_ReadySchema(document=part))
             if events is not None:
-                assert self.responses is not None
-                success = cast("OpenAPIResponse", self.responses["200"])
-                assert success.content is not None
                 # No type: some tools apply the schema to the whole text, others to each event.
                 stream = _ReadySchema(document={"description": events})
                 success.content["text/event-stream"] = OpenAPIMediaType(schema=stream)

@@ -77,7 +77,7 @@ def infill_routes(engine: Engine, *, settings: ServerSettings, served_models: Se
         "/infill",
         status_code=200,
         summary="Fill the gap between two texts",
-        operation_class=operation_with_body(InfillBody, events=_EVENTS),
+        operation_class=operation_with_body(InfillBody, events=_EVENTS, part_of=InfillAnswer),
         responses=error_responses(_ERRORS),
         exception_handlers=exception_handlers(params={"suffix": "input_suffix", "prompt": "input_prefix"}),
     )
