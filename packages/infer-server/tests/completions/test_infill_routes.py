@@ -103,6 +103,15 @@ async def test_a_client_names_the_fields_of_the_answer(client: httpx.AsyncClient
     assert set(json.loads(streamed[-2].removeprefix("data: "))) == set(answer)
 
 
+async def test_no_field_of_the_answer_is_promised(client: httpx.AsyncClient) -> None:
+    body = {"input_prefix": "x", "input_suffix": "y", "response_fields": ["unheard of"]}
+    assert (await client.post("/infill", json=body)).json() == {}
+    document = (await client.get("/schema/openapi.json")).json()
+    answer = document["paths"]["/infill"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "content" in answer["properties"]
+    assert "required" not in answer
+
+
 async def test_a_prompt_can_be_read_before_it_is_needed(engine: FakeEngine) -> None:
     async with client_of(engine) as client:
         assert (await client.post("/infill", json=WARMING)).status_code == 200
