@@ -170,9 +170,11 @@ def _exit_on_signals() -> Iterator[None]:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    os._exit(
-        128 + number
-    )  # an exception could be swallowed by a module that is being imported; nothing needs cleaning up
+    """End at once: an exception could be swallowed by a module that is being imported.
+
+    The engine's process ends with its pipe; the file of a Unix socket stays, and the next start removes it.
+    """
+    os._exit(128 + number)
 
 
 @contextmanager

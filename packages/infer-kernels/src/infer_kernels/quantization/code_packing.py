@@ -1,8 +1,8 @@
 """How codes lie in bytes.
 
-four bits    two codes a byte, the first in the lower half
-six bits     sixteen codes in twelve bytes: eight bytes of their lower four bits, as above, then four bytes, of which
-             byte i has the upper two bits of codes i, i + 4, i + 8 and i + 12, the lowest of the first
+    four bits    two codes a byte, the first in the lower half
+    six bits     sixteen codes in twelve bytes: eight bytes of their lower four bits, as above, then four bytes, of
+                 which byte i has the upper two bits of codes i, i + 4, i + 8 and i + 12, the lowest of the first
     words        the order of codes that GPUs multiply fastest, made once by `prepack`
 
 A word is 32 bits: eight codes of four bits, or four of eight. Four words, 16 bytes, hold 32 or 16 inputs in a row. The

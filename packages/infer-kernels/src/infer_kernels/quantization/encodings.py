@@ -49,7 +49,6 @@ class EncodingTraits:
         zero: code of zero of weights without such codes.
         zero_with_minimums: the same of weights with minimums.
         numbers: what the codes from 0 on stand for; None: for themselves.
-        times: what makes whole numbers of them.
         panel: how C++ kernels multiply it; None: they do not.
         becomes: encodings that can hold the same numbers, the smallest first.
         is_for_triton: whether Triton kernels know it.
@@ -69,7 +68,6 @@ class EncodingTraits:
     zero: int = 0
     zero_with_minimums: int = 0
     numbers: tuple[float, ...] | None = None
-    times: int = 1
     panel: Panel | None = None
     becomes: tuple[Encoding, ...] = ()
     is_for_triton: bool = True
@@ -78,6 +76,11 @@ class EncodingTraits:
     tiled: Encoding | None = None
     tiled_group: int = 0
     is_tiled: bool = False
+
+    @property
+    def times(self) -> int:
+        """The least power of 2 that makes whole numbers of `numbers`."""
+        return max((float(number).as_integer_ratio()[1] for number in self.numbers or ()), default=1)
 
 
 _HALVES = Panel(name="E2M1", zero=12)
@@ -99,27 +102,25 @@ ENCODINGS: Mapping[Encoding, EncodingTraits] = MappingProxyType(
         "iq4": EncodingTraits(
             numbers=IQ4_VALUES, panel=Panel(name="IQ4", zero=128), becomes=("int8",), is_for_triton=False
         ),
-        "e2m1": EncodingTraits(numbers=E2M1_VALUES, times=2, panel=_HALVES),
+        "e2m1": EncodingTraits(numbers=E2M1_VALUES, panel=_HALVES),
         "mxfp4": EncodingTraits(
             scales="uint8",
             numbers=E2M1_VALUES,
-            times=2,
             panel=_HALVES,
             becomes=("int8",),
             tiled="mxfp4_tiled",
             tiled_group=32,
         ),
-        "mxfp4_tiled": EncodingTraits(scales="uint8", numbers=E2M1_VALUES, times=2, is_tiled=True),
+        "mxfp4_tiled": EncodingTraits(scales="uint8", numbers=E2M1_VALUES, is_tiled=True),
         "nvfp4": EncodingTraits(
             scales="float8_e4m3fn",
             numbers=E2M1_VALUES,
-            times=2,
             panel=_HALVES,
             has_row_scales=True,
             tiled="nvfp4_tiled",
             tiled_group=16,
         ),
-        "nvfp4_tiled": EncodingTraits(scales="uint8", numbers=E2M1_VALUES, times=2, has_row_scales=True, is_tiled=True),
+        "nvfp4_tiled": EncodingTraits(scales="uint8", numbers=E2M1_VALUES, has_row_scales=True, is_tiled=True),
         "fp8_e4m3": EncodingTraits(bits=8, codes_together=1, values="float8_e4m3fn", word_inputs=16),
     }
 )
