@@ -21,12 +21,32 @@ static inline void copy_tile_inputs(bf16* to, const bf16* from, int64_t inputs) 
     std::memset(to + inputs, 0, (inputs_of_tiles(inputs) - inputs) * sizeof(bf16));
 }
 
-// Adds the products of `steps` * amx::INPUTS inputs. Asks for the panel `next` meanwhile, unless that is null.
-template <bool HAS_SECOND>
+// What a product asks the caches for at each of its steps: rows of the outputs that it will store, and lines of the next panel.
+struct TilePrefetches {
+    const bf16* outputs;
+    int64_t stride, rows, rows_of_step;
+    const bf16* panel;  // or null
+    int64_t lines_of_step;
+
+    [[gnu::always_inline]] void ask() {
+        for (int64_t i = 0; i < rows_of_step && rows > 0; i++, rows--, outputs += stride) __builtin_prefetch(outputs, 1, 3);
+        if (!panel) return;
+        for (int64_t i = 0; i < lines_of_step; i++, panel += LINE) __builtin_prefetch(panel, 0, 2);
+    }
+    static constexpr int64_t LINE = 64 / sizeof(bf16);  // of a cache
+};
+
+struct NoPrefetches {
+    void ask() {}
+};
+
+// Adds the products of `steps` * amx::INPUTS inputs.
+template <bool HAS_SECOND, class Prefetches>
 static inline void add_tiles(const bf16* first, const bf16* second, int64_t stride, const bf16* weights, int64_t steps,
-                             const bf16* next) {
+                             Prefetches prefetches) {
     constexpr int64_t STEP = amx::INPUTS, ROW_BYTES = PANEL * 2 * sizeof(bf16);
     for (; steps > 0; steps--, first += STEP, second += STEP, weights += STEP * PANEL) {
+        prefetches.ask();
         amx::load<4>(first, stride * sizeof(bf16));
         amx::load<6>(weights, ROW_BYTES);
         amx::multiply<0, 4, 6>();
@@ -37,15 +57,12 @@ static inline void add_tiles(const bf16* first, const bf16* second, int64_t stri
             amx::multiply<2, 5, 6>();
             amx::multiply<3, 5, 7>();
         }
-        if (next) {
-            for (int64_t i = 0; i < STEP * PANEL; i += 32) __builtin_prefetch(next + i, 0, 2);
-            next += STEP * PANEL;
-        }
     }
 }
 
-// Computes the outputs of a panel for `count` tiles of rows from `first_tile` on. The last tiles of several find the panel in
-// a cache, and ask the idle memory for the panel `next`, unless that is null.
+// Computes the outputs of a panel for `count` tiles of rows from `first_tile` on. Several pairs of tiles ask for the panel `next`
+// meanwhile, a part each, unless it is null. The sums of a tile of rows are stored and rounded before those of the next: more
+// stores on their way hold up the loads of the next product.
 static inline void multiply_panel_in_tiles(const Layer<bf16>& layer, const TileInputs& x, const amx::RowTiles& tiles,
                                            int64_t panel, const bf16* next, int64_t first_tile, int64_t count) {
     constexpr int64_t STEP = amx::INPUTS, SUMS_BYTES = PANEL * sizeof(float);
@@ -57,8 +74,9 @@ static inline void multiply_panel_in_tiles(const Layer<bf16>& layer, const TileI
         std::memset(last_weights + rest * PANEL, 0, (STEP - rest) * PANEL * sizeof(bf16));
     }
     PanelOutputs<bf16> outputs(layer, panel);
-    alignas(64) float sums[2][amx::MOST_ROWS][PANEL];
-    auto multiply = [&](int64_t tile, auto has_second, const bf16* asked) {
+    alignas(64) float sums[amx::MOST_ROWS][PANEL];  // of one tile of rows after the other
+    int64_t pairs = (count + 1) / 2, lines_of_step = (STEP * PANEL / TilePrefetches::LINE + pairs - 1) / pairs;
+    auto multiply = [&](int64_t tile, auto has_second, auto asks) {
         const bf16 *first = x.first + tiles.first(tile) * x.stride, *second = first;
         amx::zero<0>();
         amx::zero<1>();
@@ -67,29 +85,41 @@ static inline void multiply_panel_in_tiles(const Layer<bf16>& layer, const TileI
             amx::zero<2>();
             amx::zero<3>();
         }
-        add_tiles<has_second>(first, second, x.stride, weights, steps, asked);
-        if (rest) add_tiles<has_second>(first + steps * STEP, second + steps * STEP, x.stride, last_weights, 1, nullptr);
-        amx::store<0>(sums[0][0], SUMS_BYTES);
-        amx::store<1>(sums[0][0] + 16, SUMS_BYTES);
-        if constexpr (has_second) {
-            amx::store<2>(sums[1][0], SUMS_BYTES);
-            amx::store<3>(sums[1][0] + 16, SUMS_BYTES);
+        if constexpr (asks) {
+            int64_t rows = (1 + has_second) * tiles.height;
+            int64_t begin = (tile - first_tile) / 2 * lines_of_step * steps * TilePrefetches::LINE;
+            const bf16* part = next && begin < steps * STEP * PANEL ? next + begin : nullptr;
+            add_tiles<has_second>(first, second, x.stride, weights, steps,
+                                  TilePrefetches{outputs.out + tile * tiles.height * outputs.stride, outputs.stride, rows,
+                                                 rows / std::max<int64_t>(steps, 1) + 1, part, lines_of_step});
+        } else {
+            add_tiles<has_second>(first, second, x.stride, weights, steps, NoPrefetches{});
         }
-        for (int64_t each = 0; each <= has_second; each++) {
+        if (rest) add_tiles<has_second>(first + steps * STEP, second + steps * STEP, x.stride, last_weights, 1, NoPrefetches{});
+        auto store = [&](auto each) {
+            amx::store<2 * each>(sums[0], SUMS_BYTES);
+            amx::store<2 * each + 1>(sums[0] + 16, SUMS_BYTES);
             int64_t first_row = tiles.first(tile + each), end = first_row + tiles.height;
             for (int64_t row = (tile + each) * tiles.height; row < end; row++) {
-                const float* of_row = sums[each][row - first_row];
+                const float* of_row = sums[row - first_row];
                 outputs.store(row, load16(of_row), load16(of_row + 16));
             }
+        };
+        store(std::integral_constant<int, 0>{});
+        if constexpr (has_second) store(std::integral_constant<int, 1>{});
+    };
+    auto multiply_all = [&](auto asks) {
+        for (int64_t tile = first_tile, end = first_tile + count; tile < end; tile += 2) {
+            if (tile + 1 < end)
+                multiply(tile, std::true_type{}, asks);
+            else
+                multiply(tile, std::false_type{}, asks);
         }
     };
-    for (int64_t tile = first_tile, end = first_tile + count; tile < end; tile += 2) {
-        const bf16* asked = tile > first_tile && tile + 2 >= end ? next : nullptr;
-        if (tile + 1 < end)
-            multiply(tile, std::true_type{}, asked);
-        else
-            multiply(tile, std::false_type{}, asked);
-    }
+    if (pairs > 1)
+        multiply_all(std::true_type{});
+    else
+        multiply_all(std::false_type{});
 }
 
 #endif
