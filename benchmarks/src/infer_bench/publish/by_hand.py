@@ -37,6 +37,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     _BY_HAND_HERE: (
         ("docs/benchmarks.md", "## Kernels on a CPU"),
         ("docs/cpu.md", "### Without AVX512"),
+        ("docs/cpu.md", "### With AMX"),
         ("docs/cpu.md", "## How to measure it"),
         ("docs/cpu.md", "## What plain PyTorch gives"),
         ("docs/gguf.md", "## Measured"),

@@ -82,6 +82,8 @@ RESULTS = (
     ),
     Result(name="peers-llama-135m-8k", elsewhere=_PEERS),
     Result(name="peers-qwen3-0.6b-8k", elsewhere=_PEERS),
+    Result(name="peers-llama-135m-8k-amx", elsewhere=f"{_PEERS}, and a CPU with AMX"),
+    Result(name="peers-qwen3-0.6b-8k-amx", elsewhere=f"{_PEERS}, and a CPU with AMX"),
     Result(name="quantized-peers-qwen3-0.6b-8k", elsewhere=f"{_PEERS}, and a CPU with AMX"),
     Result(name="quantized-peers-qwen3-0.6b-8k-huge-pages", elsewhere=f"{_PEERS}, and a CPU with AMX"),
     Result(name="quantized-peers-qwen3-0.6b-8k-zen4", elsewhere=f"{_PEERS}, and a Zen 4 CPU"),
@@ -91,6 +93,7 @@ RESULTS = (
 """What is measured, in the order in which it runs; those from elsewhere last."""
 
 _ZEN_RACES = ("peers-llama-135m-8k", "peers-qwen3-0.6b-8k")
+_AMX_RACES = tuple(f"{name}-amx" for name in _ZEN_RACES)
 
 
 def rounds_of(*path: str | int) -> Callable[[Json], int]:
@@ -221,6 +224,9 @@ TABLES = (
     Table(name="peers/135m", sources=_ZEN_RACES[:1], render=peers.race, measured="135m, measured", rounds=_turns),
     Table(name="peers/0.6b", sources=_ZEN_RACES[1:], render=peers.race, measured="0.6b, measured", rounds=_turns),
     Table(name="peers/times-better", sources=_ZEN_RACES, render=peers.times_better, measured=""),
+    Table(name="peers/135m-amx", sources=_AMX_RACES[:1], render=peers.race, measured="135m, measured", rounds=_turns),
+    Table(name="peers/0.6b-amx", sources=_AMX_RACES[1:], render=peers.race, measured="0.6b, measured", rounds=_turns),
+    Table(name="peers/times-better-amx", sources=_AMX_RACES, render=peers.times_better, measured=""),
     Table(
         name="quantized-peers/xeon",
         sources=("quantized-peers-qwen3-0.6b-8k",),
