@@ -2,15 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from infer_kernels import (
-    causal_convolution,
-    gated_convolution,
-    gated_delta_rule,
-    mamba2_scan,
-    paged_attention,
-    q_norm_rope,
-    qk_norm_rope_store,
-)
+from infer_kernels import paged_attention, q_norm_rope, qk_norm_rope_store
+from infer_models.layer_states import LayerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +12,9 @@ if TYPE_CHECKING:
 
     from infer_cache.pool import KVPool
     from infer_cache.states.state_pool import StatePool
-    from infer_kernels import AttentionPlan, ConvolutionActivation, KVSlots, QKNorm, Rotary, StateRows
+    from infer_kernels import AttentionPlan, KVSlots, QKNorm, Rotary, StateRows
     from infer_models.attention import AttentionSpec
-    from infer_models.layer_states import ScanSpec
+    from infer_models.layer_states import StateSpec
 
 
 class PagedCacheView:
@@ -105,58 +98,9 @@ class PagedCacheView:
             scales=self._pool.scales(layer),
         )
 
-    def convolve(
-        self,
-        layer: int,
-        x: "Tensor",
-        weight: "Tensor",
-        *,
-        bias: "Tensor | None" = None,
-        activation: "ConvolutionActivation | None" = None,
-    ) -> "Tensor":
-        """Convolve each sequence's rows, x [tokens, channels], after its last inputs, and keep the new ones."""
-        pool, rows = self._of_states()
-        return causal_convolution(x, pool.convolution(layer), rows, weight, bias=bias, activation=activation)
-
-    def convolve_gated(self, layer: int, bcx: "Tensor", weight: "Tensor", *, bias: "Tensor | None" = None) -> "Tensor":
-        """The same between two gates, of bcx [tokens, 3 * channels]."""
-        pool, rows = self._of_states()
-        return gated_convolution(bcx, pool.convolution(layer), rows, weight, bias=bias)
-
-    def apply_delta_rule(
-        self, layer: int, qkv: "Tensor", a: "Tensor", b: "Tensor", *, a_log: "Tensor", dt_bias: "Tensor", key_heads: int
-    ) -> "Tensor":
-        """Compute each sequence's rows after the layer's matrices, and keep the new ones."""
-        pool, rows = self._of_states()
-        return gated_delta_rule(
-            qkv, a, b, pool.matrices(layer), rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads
-        )
-
-    def scan(
-        self,
-        layer: int,
-        xbc: "Tensor",
-        dt: "Tensor",
-        spec: "ScanSpec",
-        *,
-        a_log: "Tensor",
-        d: "Tensor",
-        dt_bias: "Tensor",
-    ) -> "Tensor":
-        """Scan each sequence's rows after the layer's matrices, and keep the new ones."""
-        pool, rows = self._of_states()
-        return mamba2_scan(
-            xbc,
-            dt,
-            pool.matrices(layer),
-            rows,
-            a_log=a_log,
-            d=d,
-            dt_bias=dt_bias,
-            num_groups=spec.num_groups,
-            time_step_limit=spec.time_step_limit,
-        )
-
-    def _of_states(self) -> "tuple[StatePool, StateRows]":
+    def state(self, layer: int, spec: "StateSpec", x: "Tensor") -> LayerState:
+        """Return the memory of the layer's states, and those that this step reads and writes."""
+        del x
         assert self._states is not None, "the cache has no states"
-        return self._states
+        pool, rows = self._states
+        return LayerState(pool.convolution(layer), None if spec.matrices is None else pool.matrices(layer), rows)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infer_kernels import ConvolutionActivation, QKNorm, Rotary
-    from infer_models.layer_states import ScanSpec
+    from infer_kernels import QKNorm, Rotary
+    from infer_models.layer_states import LayerState, StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,51 +83,11 @@ class KVCacheView(Protocol):
             [tokens, q_heads, head_dim].
         """
 
-    def convolve(
-        self,
-        layer: int,
-        x: "Tensor",
-        weight: "Tensor",
-        *,
-        bias: "Tensor | None" = None,
-        activation: "ConvolutionActivation | None" = None,
-    ) -> "Tensor":
-        """Convolve each sequence's rows after its last inputs, which are the layer's state, and keep the new ones.
+    def state(self, layer: int, spec: "StateSpec", x: "Tensor") -> "LayerState":
+        """Return a layer's state, as `infer_kernels.causal_convolution`, `gated_delta_rule` and their like take it.
 
-        Args and result are those of `infer_kernels.causal_convolution`.
-        """
-
-    def convolve_gated(self, layer: int, bcx: "Tensor", weight: "Tensor", *, bias: "Tensor | None" = None) -> "Tensor":
-        """The same between two gates; args and result are those of `infer_kernels.gated_convolution`."""
-
-    def apply_delta_rule(
-        self,
-        layer: int,
-        qkv: "Tensor",
-        a: "Tensor",
-        b: "Tensor",
-        *,
-        a_log: "Tensor",
-        dt_bias: "Tensor",
-        key_heads: int,
-    ) -> "Tensor":
-        """Compute each sequence's rows after its matrices, which are the layer's state, and keep the new ones.
-
-        Args and result are those of `infer_kernels.gated_delta_rule`.
-        """
-
-    def scan(
-        self,
-        layer: int,
-        xbc: "Tensor",
-        dt: "Tensor",
-        spec: "ScanSpec",
-        *,
-        a_log: "Tensor",
-        d: "Tensor",
-        dt_bias: "Tensor",
-    ) -> "Tensor":
-        """Scan each sequence's rows after its matrices, which are the layer's state, and keep the new ones.
-
-        Args and result are those of `infer_kernels.mamba2_scan`; `spec` has the sizes.
+        Args:
+            layer: index of the layer.
+            spec: the layer's state.
+            x: [tokens, columns], the inputs of this step, whose dtype and device are the convolution's.
         """

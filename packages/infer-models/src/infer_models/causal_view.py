@@ -6,21 +6,16 @@ import torch
 from torch import Tensor
 
 from infer_kernels import (
-    ConvolutionActivation,
     QKNorm,
     Rotary,
     StateRows,
     apply_rope,
     causal_attention,
-    causal_convolution,
-    gated_convolution,
-    gated_delta_rule,
-    mamba2_scan,
     q_norm_rope,
     rms_norm,
 )
 from infer_models.attention import AttentionSpec
-from infer_models.layer_states import ScanSpec
+from infer_models.layer_states import LayerState, StateSpec
 
 
 class CausalView:
@@ -76,71 +71,20 @@ class CausalView:
         k, v = self._shared[layer]
         return self._attended(q_norm_rope(q, rotary=rotary, norm=norm), k, v, spec, None)
 
-    def convolve(
-        self,
-        layer: int,
-        x: Tensor,
-        weight: Tensor,
-        *,
-        bias: Tensor | None = None,
-        activation: ConvolutionActivation | None = None,
-    ) -> Tensor:
-        """Convolve x [tokens, channels] from the beginning of each sequence; see `infer_kernels.causal_convolution`.
+    def state(self, layer: int, spec: StateSpec, x: Tensor) -> LayerState:
+        """Return the state at the beginning of each sequence, zeros, which no sequence reads or keeps.
 
         Raises:
             ValueError: as `attend`.
         """
         del layer
-        state = x.new_zeros(1, weight.shape[1] - 1, weight.shape[0])
-        return causal_convolution(x, state, self._rows(x), weight, bias=bias, activation=activation)
-
-    def convolve_gated(self, layer: int, bcx: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
-        """Do the same with bcx [tokens, 3 * channels]; see `infer_kernels.gated_convolution`.
-
-        Raises:
-            ValueError: as `attend`.
-        """
-        del layer
-        state = bcx.new_zeros(1, weight.shape[1] - 1, weight.shape[0])
-        return gated_convolution(bcx, state, self._rows(bcx), weight, bias=bias)
-
-    def apply_delta_rule(
-        self, layer: int, qkv: Tensor, a: Tensor, b: Tensor, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
-    ) -> Tensor:
-        """Apply the rule from the beginning of each sequence; see `infer_kernels.gated_delta_rule`.
-
-        Keys and values have heads of one size, as in all models that are read here.
-
-        Raises:
-            ValueError: as `attend`.
-        """
-        del layer
-        value_heads = a.shape[1]
-        head_dim = qkv.shape[1] // (2 * key_heads + value_heads)
-        state = torch.zeros(1, value_heads, head_dim, head_dim, dtype=torch.float32, device=qkv.device)
-        return gated_delta_rule(qkv, a, b, state, self._rows(qkv), a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
-
-    def scan(
-        self, layer: int, xbc: Tensor, dt: Tensor, spec: ScanSpec, *, a_log: Tensor, d: Tensor, dt_bias: Tensor
-    ) -> Tensor:
-        """Scan from the beginning of each sequence; see `infer_kernels.mamba2_scan`.
-
-        Raises:
-            ValueError: as `attend`.
-        """
-        del layer
-        shape = (1, spec.heads, spec.head_dim, spec.state_size)
-        return mamba2_scan(
-            xbc,
-            dt,
-            torch.zeros(shape, dtype=torch.float32, device=xbc.device),
-            self._rows(xbc),
-            a_log=a_log,
-            d=d,
-            dt_bias=dt_bias,
-            num_groups=spec.num_groups,
-            time_step_limit=spec.time_step_limit,
-        )
+        matrices = None
+        if spec.matrices is not None:
+            matrices = torch.zeros(1, *spec.matrices, dtype=torch.float32, device=x.device)
+        lengths = torch.tensor([0, *self._lengths(x)], dtype=torch.int32, device=x.device)
+        none = torch.full((len(lengths) - 1,), -1, dtype=torch.int32, device=x.device)
+        rows = StateRows(query_start=lengths.cumsum(0, dtype=torch.int32), read=none, write=none)
+        return LayerState(x.new_zeros(1, *spec.convolution), matrices, rows)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         """Return each sequence's attention."""
@@ -158,9 +102,3 @@ class CausalView:
         if sum(lengths) != num_tokens:
             raise ValueError(f"`seq_lens` add up to {sum(lengths)} but the batch has {num_tokens} tokens.")
         return lengths
-
-    def _rows(self, x: Tensor) -> StateRows:
-        """Return the sequences as ops take them that have states, of which none is read or kept."""
-        lengths = torch.tensor([0, *self._lengths(x)], dtype=torch.int32, device=x.device)
-        none = torch.full((len(lengths) - 1,), -1, dtype=torch.int32, device=x.device)
-        return StateRows(query_start=lengths.cumsum(0, dtype=torch.int32), read=none, write=none)

@@ -1,6 +1,12 @@
-"""`StateSpec`: the state of fixed size that a layer has in place of keys and values. `ScanSpec`: Mamba 2's sizes."""
+"""`StateSpec`: the state of fixed size that a layer has in place of keys and values. `LayerState`: it in one step."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infer_kernels import StateRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +21,20 @@ class StateSpec:
 
     convolution: tuple[int, int]
     matrices: tuple[int, int, int] | None = None
+
+
+class LayerState(NamedTuple):
+    """A layer's states in one step, the memory itself.
+
+    Attributes:
+        convolution: [slots, width - 1, channels].
+        matrices: [slots, heads, key_dim, value_dim] fp32, or as `StateSpec.matrices` says; None: the layer has none.
+        rows: the rows of each sequence, and the slots that its state is read in and written into.
+    """
+
+    convolution: "Tensor"
+    matrices: "Tensor | None"
+    rows: "StateRows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

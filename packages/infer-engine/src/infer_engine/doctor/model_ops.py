@@ -17,20 +17,19 @@ import torch
 from torch import Tensor, nn
 
 import infer_kernels
-from infer_kernels import ConvolutionActivation, QKNorm, QuantizedWeight, Rotary, linear
+from infer_kernels import QKNorm, QuantizedWeight, Rotary, StateRows, linear
 from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, HeadOps, ModelOps, MoeOps, QuantizedOps, ScanOps
 from infer_models import AttentionSpec, CausalLM, ModelConfig
 from infer_models.families import build_model
-from infer_models.layer_states import ScanSpec
+from infer_models.layer_states import LayerState, StateSpec
 from infer_models.layers import ParameterFactory
 
 _OPS: Mapping[CodeType, str] = MappingProxyType(
     {op.__code__: name for name in infer_kernels.__all__ if isfunction(op := getattr(infer_kernels, name))}
 )
 """Names of the public ops, by their code."""
-_ATTEND, _CONVOLVE, _CONVOLVE_GATED = "attend", "convolve", "convolve_gated"
-_DELTA_RULE, _SCAN = "apply_delta_rule", "scan"
-"""Names of calls of the cache, which are no ops."""
+_ATTEND = "attend"
+"""Name of a call of the cache, which is no op."""
 _NORMS = ("rms_norm", "add_rms_norm", "norm_add", "norm_add_norm")
 _GATES = ("silu_and_mul", "gelu_tanh_and_mul")
 
@@ -113,8 +112,8 @@ def ops_of(
         quantized=quantized,
         kv_dtype=kv_dtype,
         convolution=_convolution_ops(calls),
-        delta_rule=_delta_rule_ops(calls, config),
-        scan=_scan_ops(calls, config),
+        delta_rule=_delta_rule_ops(calls),
+        scan=_scan_ops(calls),
         has_output_gate=any(call.arguments["addend"] is None for call in sigmoid_gates),
         has_shared_expert_gate=any(call.arguments["addend"] is not None for call in sigmoid_gates),
     )
@@ -143,50 +142,41 @@ def _head_ops(specs: Sequence[AttentionSpec], attentions: Sequence[Mapping[str, 
 
 def _convolution_ops(calls: Sequence[OpCall]) -> ConvolutionOps | None:
     """Return the convolutions of layers with states; None: there are none."""
-    call = next((call for call in calls if call.op in (_CONVOLVE, _CONVOLVE_GATED)), None)
+    call = next((call for call in calls if call.op in ("causal_convolution", "gated_convolution")), None)
     if call is None:
         return None
     channels, width = call.arguments["weight"].shape
     return ConvolutionOps(
         channels=channels,
         width=width,
-        is_gated=call.op == _CONVOLVE_GATED,
+        is_gated=call.op == "gated_convolution",
         has_bias=call.arguments["bias"] is not None,
         has_silu=call.arguments.get("activation") == "silu",
     )
 
 
-def _delta_rule_ops(calls: Sequence[OpCall], config: ModelConfig) -> DeltaRuleOps | None:
+def _delta_rule_ops(calls: Sequence[OpCall]) -> DeltaRuleOps | None:
     """Return the delta rule of layers with states; None: there is none."""
-    arguments = next((call.arguments for call in calls if call.op == _DELTA_RULE), None)
+    arguments = next((call.arguments for call in calls if call.op == "gated_delta_rule"), None)
     if arguments is None:
         return None
-    value_heads, key_dim, value_dim = _matrices_of(config, arguments["layer"])
+    _, value_heads, key_dim, value_dim = arguments["state"].shape
     return DeltaRuleOps(key_heads=arguments["key_heads"], value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
 
 
-def _scan_ops(calls: Sequence[OpCall], config: ModelConfig) -> ScanOps | None:
+def _scan_ops(calls: Sequence[OpCall]) -> ScanOps | None:
     """Return the selective scan of layers with states; None: there is none."""
-    arguments = next((call.arguments for call in calls if call.op == _SCAN), None)
+    arguments = next((call.arguments for call in calls if call.op == "mamba2_scan"), None)
     if arguments is None:
         return None
-    heads, head_dim, state_size = _matrices_of(config, arguments["layer"])
-    spec: ScanSpec = arguments["spec"]
+    _, heads, head_dim, state_size = arguments["state"].shape
     return ScanOps(
         heads=heads,
         head_dim=head_dim,
-        groups=spec.num_groups,
+        groups=arguments["num_groups"],
         state_size=state_size,
-        time_step_limit=spec.time_step_limit,
+        time_step_limit=arguments["time_step_limit"],
     )
-
-
-def _matrices_of(config: ModelConfig, layer: int) -> tuple[int, int, int]:
-    """Return the shape of the matrices of a layer's state."""
-    spec = config.states[layer]
-    assert spec is not None
-    assert spec.matrices is not None
-    return spec.matrices
 
 
 def _moe_ops(calls: Sequence[OpCall]) -> MoeOps | None:
@@ -257,7 +247,7 @@ def record_step(config: ModelConfig, *, dtype: torch.dtype) -> list[OpCall]:
     no_tokens = torch.empty(0, dtype=torch.int32)
     calls: list[OpCall] = []
     with torch.enable_grad(), _recorded_calls(calls):
-        model(no_tokens, no_tokens, _RecordingView(calls, config))
+        model(no_tokens, no_tokens, _RecordingView(calls))
     return calls
 
 
@@ -278,9 +268,8 @@ class _OneRowFactory(ParameterFactory):
 class _RecordingView:
     """Writes down what each layer asks of the cache. Implements `infer_models.KVCacheView`."""
 
-    def __init__(self, calls: list[OpCall], config: ModelConfig) -> None:
+    def __init__(self, calls: list[OpCall]) -> None:
         self._calls = calls
-        self._config = config
 
     def attend(
         self,
@@ -297,42 +286,16 @@ class _RecordingView:
         self._calls.append(OpCall(_ATTEND, arguments))
         return qkv[:, : spec.q_heads]
 
-    def convolve(
-        self,
-        layer: int,
-        x: Tensor,
-        weight: Tensor,
-        *,
-        bias: Tensor | None = None,
-        activation: ConvolutionActivation | None = None,
-    ) -> Tensor:
-        """Return the inputs in place of what is convolved, [tokens, channels]."""
-        arguments = {"layer": layer, "weight": weight, "bias": bias, "activation": activation}
-        self._calls.append(OpCall(_CONVOLVE, arguments))
-        return x
-
-    def convolve_gated(self, layer: int, bcx: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
-        """Return the first gates in place of what is convolved, [tokens, channels]."""
-        self._calls.append(OpCall(_CONVOLVE_GATED, {"layer": layer, "weight": weight, "bias": bias}))
-        return bcx[:, : len(weight)]
-
-    def apply_delta_rule(
-        self, layer: int, qkv: Tensor, a: Tensor, b: Tensor, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
-    ) -> Tensor:
-        """Return the values in place of the results, [tokens, value_heads, value_dim]."""
-        arguments = {"layer": layer, "a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias, "key_heads": key_heads}
-        self._calls.append(OpCall(_DELTA_RULE, arguments))
-        value_heads, _, value_dim = _matrices_of(self._config, layer)
-        return torch.unflatten(qkv[:, -value_heads * value_dim :], -1, (value_heads, value_dim))
-
-    def scan(
-        self, layer: int, xbc: Tensor, dt: Tensor, spec: ScanSpec, *, a_log: Tensor, d: Tensor, dt_bias: Tensor
-    ) -> Tensor:
-        """Return the inputs in place of the results, [tokens, heads * head_dim]."""
-        self._calls.append(
-            OpCall(_SCAN, {"layer": layer, "spec": spec, "dt": dt, "a_log": a_log, "d": d, "dt_bias": dt_bias})
+    def state(self, layer: int, spec: StateSpec, x: Tensor) -> LayerState:
+        """Return states of no sequence."""
+        del layer
+        none = torch.empty(0, dtype=torch.int32)
+        matrices = None if spec.matrices is None else torch.empty(0, *spec.matrices, dtype=torch.float32)
+        return LayerState(
+            x.new_empty(0, *spec.convolution),
+            matrices,
+            StateRows(query_start=torch.zeros(1, dtype=torch.int32), read=none, write=none),
         )
-        return xbc[:, : spec.inner_size]
 
     def attend_shared(
         self, layer: int, q: Tensor, spec: AttentionSpec, *, rotary: Rotary | None = None, norm: QKNorm | None = None

@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from infer_kernels import Rotary, silu_and_mul
+from infer_kernels import Rotary, gated_convolution, silu_and_mul
 from infer_models.attention import KVCacheView
 from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
@@ -41,7 +41,7 @@ class ShortConvolution(Sublayer):
         assert spec is not None
         num_before, channels = spec.convolution
         bias = config.convolution_bias
-        self.layer = layer
+        self.layer, self.state = layer, spec
         self.in_proj = ColumnParallelLinear(factory, config.hidden_size, 3 * channels, bias=bias)
         self.conv = CausalConvolution(factory, channels, num_before + 1, bias=bias)
         self.out_proj = RowParallelLinear(factory, channels, config.hidden_size, bias=bias)
@@ -60,7 +60,9 @@ class ShortConvolution(Sublayer):
         return self.out_proj.add_norm(self._convolved(x, cache), residual, norm)
 
     def _convolved(self, x: LayerInput, cache: KVCacheView) -> Tensor:
-        return cache.convolve_gated(self.layer, self.in_proj(x), self.conv.weight, bias=self.conv.bias)
+        bcx: Tensor = self.in_proj(x)
+        convolution, _, rows = cache.state(self.layer, self.state, bcx)
+        return gated_convolution(bcx, convolution, rows, self.conv.weight, bias=self.conv.bias)
 
 
 class Lfm2(CausalLM):

@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from infer_kernels import Rotary
+from infer_kernels import Rotary, causal_convolution, gated_delta_rule
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers.hybrid.convolution import CausalConvolution
@@ -47,7 +47,7 @@ class GatedDeltaNet(Sublayer):
         num_before, channels = spec.convolution
         values = value_heads * value_dim
         keys = (channels - values) // 2
-        self.layer = layer
+        self.layer, self.state = layer, spec
         self.channels, self.value_heads, self.key_heads = channels, value_heads, keys // key_dim
         self.in_proj = InterleavedLinear(
             factory,
@@ -89,9 +89,11 @@ class GatedDeltaNet(Sublayer):
         qkvz, ba = self.in_proj(x), self.in_proj_ba(x)
         qkv, z = qkvz[:, : self.channels], qkvz[:, self.channels :]
         b, a = ba[:, : self.value_heads], ba[:, self.value_heads :]
-        qkv = cache.convolve(self.layer, qkv, self.conv1d.weight, activation="silu")
-        out = cache.apply_delta_rule(
-            self.layer, qkv, a, b, a_log=self.A_log, dt_bias=self.dt_bias, key_heads=self.key_heads
+        convolution, matrices, rows = cache.state(self.layer, self.state, qkv)
+        assert matrices is not None
+        qkv = causal_convolution(qkv, convolution, rows, self.conv1d.weight, activation="silu")
+        out = gated_delta_rule(
+            qkv, a, b, matrices, rows, a_log=self.A_log, dt_bias=self.dt_bias, key_heads=self.key_heads
         )
         gated: Tensor = self.norm(out, z)
         return gated

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from infer_kernels import Rotary, rms_norm_of_gated
+from infer_kernels import Rotary, causal_convolution, mamba2_scan, rms_norm_of_gated
 from infer_models.attention import KVCacheView
 from infer_models.config import ModelConfig
 from infer_models.layers.hybrid.convolution import CausalConvolution
@@ -55,7 +55,7 @@ class Mamba2(Sublayer):
         spec = config.states[layer]
         assert spec is not None
         num_before, channels = spec.convolution
-        self.layer = layer
+        self.layer, self.state = layer, spec
         self.scan = config.mamba.scan
         inner, bias = self.scan.inner_size, config.mamba.projection_bias
         rows = inner + channels + self.scan.heads
@@ -84,7 +84,19 @@ class Mamba2(Sublayer):
         """Return the normalized outputs of all heads, [tokens, heads * head_dim]."""
         inner, channels = self.scan.inner_size, self.scan.channels
         z, xbc, dt = torch.split(self.in_proj(x), [inner, channels, self.scan.heads], dim=1)
-        xbc = cache.convolve(self.layer, xbc, self.conv1d.weight, bias=self.conv1d.bias, activation="silu")
-        y = cache.scan(self.layer, xbc, dt, self.scan, a_log=self.A_log, d=self.D, dt_bias=self.dt_bias)
+        convolution, matrices, rows = cache.state(self.layer, self.state, xbc)
+        assert matrices is not None
+        xbc = causal_convolution(xbc, convolution, rows, self.conv1d.weight, bias=self.conv1d.bias, activation="silu")
+        y = mamba2_scan(
+            xbc,
+            dt,
+            matrices,
+            rows,
+            a_log=self.A_log,
+            d=self.D,
+            dt_bias=self.dt_bias,
+            num_groups=self.scan.num_groups,
+            time_step_limit=self.scan.time_step_limit,
+        )
         normalized: Tensor = self.norm(y, z)
         return normalized
