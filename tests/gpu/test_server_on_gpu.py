@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 
-from infer_kernels.checks.devices import DEVICES
+from infer_proofs.kernels.devices import DEVICES
 from infer_server.testing import metric_samples
 
 Serve = Callable[..., AbstractContextManager[Any]]

@@ -18,8 +18,8 @@ from infer_engine.testing.doctor import examined, reporter_of
 from infer_engine.testing.models import random_prompt, save_servable
 from infer_kernels.checks import CheckImpossibleError, ModelOps, model_checks
 from infer_kernels.checks.cases.attention.long import large_pool_check
-from infer_kernels.checks.simulated_gpu import GpuSpec, Machine, simulated_gpus
 from infer_models import ModelConfig
+from infer_proofs.kernels.simulated_gpu import GpuSpec, Machine, simulated_gpus
 
 GPU = torch.device("cuda", 0)
 QUICK = ("embedding", "resolve_token_ids")

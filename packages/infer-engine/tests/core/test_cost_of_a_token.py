@@ -12,9 +12,9 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.formula import FormulaEngine
 from infer_engine.testing.models import ModelEngine, random_prompt
-from infer_kernels.checks.python_instructions import num_instructions
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
 from infer_models.text.testing import byte_level
+from infer_proofs.kernels.python_instructions import num_instructions
 
 BLOCK_SIZE = 4
 MANY = 400

@@ -20,7 +20,7 @@ from infer_engine.testing.models import (
     random_prompt,
     twin_prompt_logprobs,
 )
-from infer_kernels.checks.pairwise import parametrize_each_value
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 EOS = 2
 NUM_TOKENS = 12

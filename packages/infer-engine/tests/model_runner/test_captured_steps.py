@@ -15,8 +15,8 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import collect, tokens_of
 from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.checks.pairwise import parametrize_one_in_all_ways
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.pairwise import parametrize_one_in_all_ways
 
 pytestmark = needs_cpu_kernels
 

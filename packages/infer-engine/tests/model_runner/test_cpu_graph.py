@@ -14,10 +14,10 @@ from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBa
 from infer_engine.model_runner.inputs.staged_step import StagedStep
 from infer_engine.testing.models import ATTENTION_FAMILIES
 from infer_kernels import KVSlots, plan_attention
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import NotCapturableError
 from infer_models import CausalLM, load_model
 from infer_models.testing import save_tiny_nanogpt
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ import transformers
 
 import gguf
 from infer_kernels import QuantizedWeight
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config.generation_config import GenerationConfig
@@ -22,6 +21,7 @@ from infer_models.tensor_parallel import Shard
 from infer_models.testing import YARN_SCALING, save_chat_style, save_tiny
 from infer_models.testing.gguf_files import save_gguf
 from infer_models.text import Tokenizer
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}

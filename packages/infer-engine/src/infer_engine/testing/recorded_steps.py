@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_engine.model_runner.graphs.graph_capture import Replay
-from infer_kernels.checks.interpreted.recorded_launches import intercept_launches
+from infer_proofs.kernels.interpreted.recorded_launches import intercept_launches
 
 _aten = torch.ops.aten
 REFUSED = {

@@ -25,7 +25,7 @@ from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.protocol import SamplingParams
 from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
 from infer_engine.testing.recorded_steps import RecordingCapture
-from infer_kernels.checks.interpreted.interpreter import interpret_kernels
+from infer_proofs.kernels.interpreted.interpreter import interpret_kernels
 
 PROMPTS = {"long": 21, "one": 1, "half": 9, "plain": 3, "drawn": 4}
 """Tokens of each prompt. The last request has `long`'s first tokens."""

@@ -1,6 +1,6 @@
 """What the main loop of a compiled kernel costs a multiprocessor: cycles of each pipe, and bytes, of an iteration.
 
-    python -m infer_kernels.checks.compiled.instruction_counts PATTERN --capability 90
+    python -m infer_proofs.kernels.compiled.instruction_counts PATTERN --capability 90
 
 The main loop is the innermost one with the most tensor products, of several the one with the fewest instructions (the
 others mask what lies beyond an end), and of kernels without products the one that loads the most bytes. Every
@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
-from infer_kernels.checks.compiled.gpu_cards import (
+from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
+from infer_proofs.kernels.compiled.gpu_cards import (
     ALU_LANES,
     ARCHITECTURES,
     CARDS,
@@ -28,8 +28,8 @@ from infer_kernels.checks.compiled.gpu_cards import (
     Card,
     Pipe,
 )
-from infer_kernels.checks.compiled.sass import Instruction, Loop, disassemble, find_loops, innermost
-from infer_kernels.checks.compiled.tensor_products import Product, find_product, mean_products
+from infer_proofs.kernels.compiled.sass import Instruction, Loop, disassemble, find_loops, innermost
+from infer_proofs.kernels.compiled.tensor_products import Product, find_product, mean_products
 
 ISSUE_SHARE = 0.75
 """Share of a multiprocessor's issue slots that good kernels reach where instructions bound them."""
@@ -203,9 +203,9 @@ def _bytes_of_bulk_load(ptx: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the main loops of all shipped cases whose name contains a pattern."""
-    from infer_kernels.checks.compiled.residency import count_resident_programs  # noqa: PLC0415 - it compiles nothing
-    from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch  # noqa: PLC0415
-    from infer_kernels.checks.compiled.streamed_bits import streamed_bits  # noqa: PLC0415
+    from infer_proofs.kernels.compiled.residency import count_resident_programs  # noqa: PLC0415 - it compiles nothing
+    from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch  # noqa: PLC0415
+    from infer_proofs.kernels.compiled.streamed_bits import streamed_bits  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pattern", help="part of a case's name, such as 'linear_quantized: bf16, int4'")

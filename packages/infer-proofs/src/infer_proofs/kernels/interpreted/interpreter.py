@@ -4,7 +4,7 @@ The interpreter keeps bf16 as uint16 and gets two things wrong: `tl.dot` multipl
 truncate. Arithmetic on bf16 values themselves stays wrong: kernels convert to fp32 right after a load, and should.
 e4m3 is kept as uint8, and its code of NaN is cast to a number.
 
-It runs no assembly: `infer_kernels.checks.interpreted.ptx` computes the instructions that kernels contain.
+It runs no assembly: `infer_proofs.kernels.interpreted.ptx` computes the instructions that kernels contain.
 
 Its `tl.dot` is a BLAS product, whose rows have other bits where they stand elsewhere in the matrix. Tensor cores sum
 every element in the same order; so does the product that replaces it, and tests can ask for equal bits.
@@ -18,10 +18,10 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from infer_kernels.checks.interpreted.bounds import check_addresses
-from infer_kernels.checks.interpreted.faster import make_interpreter_faster
-from infer_kernels.checks.interpreted.ptx import execute_ptx
 from infer_kernels.dispatch import TRITON_DEVICES
+from infer_proofs.kernels.interpreted.bounds import check_addresses
+from infer_proofs.kernels.interpreted.faster import make_interpreter_faster
+from infer_proofs.kernels.interpreted.ptx import execute_ptx
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:

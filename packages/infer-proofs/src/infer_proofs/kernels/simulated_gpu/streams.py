@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from infer_kernels.checks.simulated_gpu.machine import Machine
+from infer_proofs.kernels.simulated_gpu.machine import Machine
 
 
 def stream_base(machine: Machine) -> type:

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from typing import NamedTuple
 
-from infer_kernels.checks.compiled.sass import Instruction
+from infer_proofs.kernels.compiled.sass import Instruction
 
 _SHAPES = {
     "16816": (16, 8, 16),

@@ -1,7 +1,7 @@
 """How many programs of a compiled kernel a multiprocessor holds at once."""
 
-from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
-from infer_kernels.checks.compiled.gpu_cards import (
+from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
+from infer_proofs.kernels.compiled.gpu_cards import (
     ARCHITECTURES,
     REGISTERS_AT_ONCE,
     REGISTERS_OF_SM,

@@ -13,9 +13,9 @@ from torch import Tensor
 from triton.runtime import driver, interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from infer_kernels.checks.simulated_gpu.machine import GpuSpec, Machine
-from infer_kernels.checks.simulated_gpu.streams import event_base, graph_base, stream_base
-from infer_kernels.checks.simulated_gpu.tensors import GpuFactories, GpuTensor
+from infer_proofs.kernels.simulated_gpu.machine import GpuSpec, Machine
+from infer_proofs.kernels.simulated_gpu.streams import event_base, graph_base, stream_base
+from infer_proofs.kernels.simulated_gpu.tensors import GpuFactories, GpuTensor
 
 _QUEUED_CALLS = ("_check_capability", "_check_cubins")
 """What torch does when CUDA is initialized; the rest registers operators, once in a process."""

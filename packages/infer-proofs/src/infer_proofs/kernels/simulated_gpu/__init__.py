@@ -19,7 +19,7 @@ Like a device, and unlike mocks that take anything, it
 It knows nothing of time, of several streams at once, and of what a compiled kernel does.
 """
 
-from infer_kernels.checks.simulated_gpu.install import simulated_gpus
-from infer_kernels.checks.simulated_gpu.machine import GpuSpec, Machine, PinnedMemoryError
+from infer_proofs.kernels.simulated_gpu.install import simulated_gpus
+from infer_proofs.kernels.simulated_gpu.machine import GpuSpec, Machine, PinnedMemoryError
 
 __all__ = ["GpuSpec", "Machine", "PinnedMemoryError", "simulated_gpus"]

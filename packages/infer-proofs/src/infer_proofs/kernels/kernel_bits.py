@@ -1,12 +1,12 @@
 """Prints a checksum of what each C++ kernel computes from exact inputs, to be compared between compilers and systems.
 
-    python -m infer_kernels.checks.kernel_bits [DTYPE...]      by default float32, bfloat16 and float16
+    python -m infer_proofs.kernels.kernel_bits [DTYPE...]      by default float32, bfloat16 and float16
 
 A line is a case: its inputs' checksum, its results', the kernels that it has called, and what it is. The first line of
 a dtype says what it was compiled for. Two machines agree if the lines of cases are the same:
 
-    INFER_CPU_KERNELS_FLAGS=-march=x86-64-v3 CXX=g++ python -m infer_kernels.checks.kernel_bits > g++.txt
-    INFER_CPU_KERNELS_FLAGS=-march=x86-64-v3 CXX=clang++ python -m infer_kernels.checks.kernel_bits | diff g++.txt -
+    INFER_CPU_KERNELS_FLAGS=-march=x86-64-v3 CXX=g++ python -m infer_proofs.kernels.kernel_bits > g++.txt
+    INFER_CPU_KERNELS_FLAGS=-march=x86-64-v3 CXX=clang++ python -m infer_proofs.kernels.kernel_bits | diff g++.txt -
 
 Instruction sets are to be alike: AVX512 has its own exponentials, and its products of bf16 another order of sums.
 

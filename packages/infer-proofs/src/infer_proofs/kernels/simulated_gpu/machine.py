@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from infer_kernels.checks.simulated_gpu.memory import GpuMemory
+from infer_proofs.kernels.simulated_gpu.memory import GpuMemory
 
 
 class PinnedMemoryError(RuntimeError):

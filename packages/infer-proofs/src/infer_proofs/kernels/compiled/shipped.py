@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from infer_kernels.checks.cases.all_ops import IN_A_LAYER
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel, compile_afresh
+from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel, compile_afresh
 
 SHIPPED_CASES: tuple[LaunchCase, ...] = tuple(case for cases in IN_A_LAYER for case in cases.launches())
 """All of them, in the order of a layer."""

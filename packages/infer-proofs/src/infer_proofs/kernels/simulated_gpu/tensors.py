@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from infer_kernels.checks.simulated_gpu.machine import Machine, fill_with_nonsense
+from infer_proofs.kernels.simulated_gpu.machine import Machine, fill_with_nonsense
 
 _aten, _prim = torch.ops.aten, torch.ops.prim
 

@@ -14,7 +14,7 @@ from itertools import product
 import pytest
 from allpairspy import AllPairs  # type: ignore[import-untyped]  # the package has no types
 
-from infer_kernels.checks.triples import Combination, cover_triples
+from infer_proofs.kernels.triples import Combination, cover_triples
 
 LARGE_GRID = 200
 """Combinations of subjects and ways from which on the full run takes each subject in some of the ways."""
