@@ -10,7 +10,7 @@ import pytest
 
 import anthropic
 from infer_engine.testing.models import save_servable
-from infer_models.testing import save_chat_style
+from infer_proofs.models import save_chat_style
 
 Serve = Callable[..., AbstractContextManager[Any]]
 IMAGE = "data:image/png;base64,iVBORw0KGgo="

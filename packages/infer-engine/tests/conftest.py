@@ -44,7 +44,7 @@ def shallow_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     Interpreted kernels take seconds for each layer.
     """
     from infer_engine.testing.models import save_servable  # noqa: PLC0415 - as above
-    from infer_models.testing import TINY_FAMILIES  # noqa: PLC0415
+    from infer_proofs.models import TINY_FAMILIES  # noqa: PLC0415
 
     @cache
     def shallow_folder_of(family: str) -> Path:

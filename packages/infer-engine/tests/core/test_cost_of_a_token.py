@@ -13,8 +13,8 @@ from infer_engine.scheduling import SchedulerLimits
 from infer_engine.testing.formula import FormulaEngine
 from infer_engine.testing.models import ModelEngine, random_prompt
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
-from infer_models.text.testing import byte_level
 from infer_proofs.kernels.python_instructions import num_instructions
+from infer_proofs.text import byte_level
 
 BLOCK_SIZE = 4
 MANY = 400

@@ -20,8 +20,8 @@ from infer_engine.testing.models import (
     sound_tokens,
 )
 from infer_models import CausalView
-from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
 from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_one_in_all_ways, parametrize_pairwise
+from infer_proofs.models import save_tiny_nanogpt, save_tiny_tokenizer
 
 CHUNK = 8  # as long as Gemma's window
 NUM_TOKENS = 14

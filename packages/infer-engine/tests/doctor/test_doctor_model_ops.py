@@ -25,7 +25,7 @@ from infer_models.families.nanogpt.model import NanoGPT
 from infer_models.families.olmo.model import HeadsNormAttention, Olmo
 from infer_models.families.qwen3_moe.model import Qwen3MoE
 from infer_models.layers import ParameterFactory
-from infer_models.testing import save_tiny_nanogpt
+from infer_proofs.models import save_tiny_nanogpt
 
 LLAMA: dict[str, Any] = {
     "norm": "llama",

@@ -21,7 +21,7 @@ from infer_engine.testing.models import (
 )
 from infer_models import ModelConfig
 from infer_models.config.registry import PLUGINS, REGISTERED
-from infer_models.testing import YARN_SCALING, TinyFamily, save_tiny_tokenizer, save_tiny_twin
+from infer_proofs.models import YARN_SCALING, TinyFamily, save_tiny_tokenizer, save_tiny_twin
 
 MODULE = Path(__file__).parents[3] / "infer-models" / "tests" / "new_family" / "infer_arcee.py"
 LENGTHS = (1, 7, 8, 41)

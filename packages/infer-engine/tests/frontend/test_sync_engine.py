@@ -13,7 +13,7 @@ from infer_engine.testing.cores import (
     tokens_of,
 )
 from infer_models.text import Tokenizer, dummy_tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.text import byte_level
 
 
 class Calls:

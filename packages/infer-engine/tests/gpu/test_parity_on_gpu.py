@@ -22,8 +22,8 @@ from infer_engine.doctor.oracle import Oracle, compare, save_small_model
 from infer_engine.protocol import EngineStats
 from infer_engine.protocol.config import SchedulerPolicy
 from infer_engine.testing.models import ModelEngine, sound_tokens
-from infer_models.testing import LLAMA3_SCALING
 from infer_proofs.kernels.devices import ON_GPU
+from infer_proofs.models import LLAMA3_SCALING
 
 Values = dict[str, Any]
 """Fields of `EngineConfig`."""

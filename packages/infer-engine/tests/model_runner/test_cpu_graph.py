@@ -16,8 +16,8 @@ from infer_engine.testing.models import ATTENTION_FAMILIES
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import NotCapturableError
 from infer_models import CausalLM, load_model
-from infer_models.testing import save_tiny_nanogpt
 from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import save_tiny_nanogpt
 
 pytestmark = needs_cpu_kernels
 CPU = torch.device("cpu")

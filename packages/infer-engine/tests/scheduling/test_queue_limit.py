@@ -32,7 +32,7 @@ from infer_engine.testing.cores import (
     tokens_of,
 )
 from infer_models.text import dummy_tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.text import byte_level
 
 
 async def outcomes(scripted: ScriptedEngine, num_requests: int) -> tuple[list[RequestStream], int]:

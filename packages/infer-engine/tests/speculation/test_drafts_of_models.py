@@ -22,8 +22,8 @@ from infer_engine.testing.faults import Fault
 from infer_engine.testing.formula import tokens_of
 from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, STATE_FAMILIES, ModelEngine, Twin, random_prompt
 from infer_models.config import ModelConfig
-from infer_models.testing import save_scripted
 from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.models import save_scripted
 
 PROMPTS = {"a": random_prompt(9), "b": random_prompt(3) * 4, "c": random_prompt(17)}
 SCHEMA = {

@@ -13,7 +13,7 @@ from infer_engine.protocol import ChatPrompt, Tool
 from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_models.text import REASONING_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
-from infer_models.text.testing import split_byte_level
+from infer_proofs.text import split_byte_level
 
 SPECIAL = (
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|start|>", "<|call|>"),

@@ -17,7 +17,7 @@ from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
 from infer_engine.testing.faults import Fault, FaultPlan
 from infer_engine.testing.formula import collect, tokens_of
-from infer_models.testing import LONGROPE_SCALING, TINY_FAMILIES, save_tiny, save_tiny_tokenizer
+from infer_proofs.models import LONGROPE_SCALING, TINY_FAMILIES, save_tiny, save_tiny_tokenizer
 
 if TYPE_CHECKING:
     from infer_engine.scheduling import KVCacheManager

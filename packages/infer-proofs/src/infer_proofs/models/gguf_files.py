@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from infer_models.families.tiny_family import TinyGguf, num_experts
 from infer_models.gguf.block_types import DEQUANTIZED, QUANTIZED
-from infer_models.testing.tiny_families import TINY_GGUF
+from infer_proofs.models.tiny_families import TINY_GGUF
 
 KINDS = tuple(QUANTIZED)
 """The quantized types that are kept so."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from infer_models.families.tiny_family import SHAPE, VISION, TinyFamily
-from infer_models.testing.tiny_families import TINY_FAMILIES
+from infer_proofs.models.tiny_families import TINY_FAMILIES
 
 
 def save_tiny(family: str, folder: Path, **how: Any) -> Any:

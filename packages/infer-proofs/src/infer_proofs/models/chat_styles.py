@@ -6,8 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from infer_models.families.tiny_family import ChatStyle
-from infer_models.testing.tiny_families import TINY_FAMILIES
-from infer_models.testing.tokenizer import save_tiny_tokenizer
+from infer_proofs.models.tiny_families import TINY_FAMILIES
+from infer_proofs.models.tokenizer import save_tiny_tokenizer
 
 CHAT_STYLES: Mapping[str, ChatStyle] = MappingProxyType({name: tiny.chat for name, tiny in TINY_FAMILIES.items()})
 """The styles, by the keys of `TINY_FAMILIES`."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infer_models.testing.quantized_layers import Packed
+from infer_proofs.models.quantized_layers import Packed
 
 
 def quantize_compressed(weight: Tensor, *, weights: dict[str, Any], layout: str) -> Packed:

@@ -16,9 +16,9 @@ from infer_models.config.json_fields import JsonFields
 from infer_models.config.quantization import read_quantization_config
 from infer_models.config.wrappers import name_of_text_tensor
 from infer_models.quantization import QuantizationScheme, read_quantization
-from infer_models.testing.checkpoints import save_tiny
-from infer_models.testing.compressed_layers import compressed_config, quantize_compressed
-from infer_models.testing.quantized_layers import (
+from infer_proofs.models.checkpoints import save_tiny
+from infer_proofs.models.compressed_layers import compressed_config, quantize_compressed
+from infer_proofs.models.quantized_layers import (
     Packed,
     quantize_awq,
     quantize_fp8_blocks,

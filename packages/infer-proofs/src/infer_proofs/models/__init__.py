@@ -1,8 +1,8 @@
 """Tiny random checkpoints for tests, complete enough to be served; families need `transformers`."""
 
 from infer_models.families.tiny_family import LLAMA3_SCALING, LONGROPE_SCALING, YARN_SCALING, TinyFamily
-from infer_models.testing.chat_styles import CHAT_STYLES, save_chat_style
-from infer_models.testing.checkpoints import (
+from infer_proofs.models.chat_styles import CHAT_STYLES, save_chat_style
+from infer_proofs.models.checkpoints import (
     save_tiny,
     save_tiny_gemma3,
     save_tiny_llama,
@@ -10,10 +10,10 @@ from infer_models.testing.checkpoints import (
     save_tiny_qwen3,
     save_tiny_twin,
 )
-from infer_models.testing.quantized import PLAIN_LAYERS, QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
-from infer_models.testing.scripted import CHATML_TEMPLATE, save_scripted
-from infer_models.testing.tiny_families import TINY_FAMILIES
-from infer_models.testing.tokenizer import save_tiny_tokenizer
+from infer_proofs.models.quantized import PLAIN_LAYERS, QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
+from infer_proofs.models.scripted import CHATML_TEMPLATE, save_scripted
+from infer_proofs.models.tiny_families import TINY_FAMILIES
+from infer_proofs.models.tokenizer import save_tiny_tokenizer
 
 __all__ = [
     "CHATML_TEMPLATE",
