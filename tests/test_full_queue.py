@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from infer_engine import EngineConfig, build_engine
-from infer_engine.testing.faults import Fault, FaultPlan
+from infer_proofs.engine.faults import Fault, FaultPlan
 from infer_server.testing import running_server, sse_events
 
 MAX_WAITING = 24

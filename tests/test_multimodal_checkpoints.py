@@ -9,7 +9,7 @@ import openai
 import pytest
 
 import anthropic
-from infer_engine.testing.models import save_servable
+from infer_proofs.engine.models import save_servable
 from infer_proofs.models import save_chat_style
 
 Serve = Callable[..., AbstractContextManager[Any]]

@@ -14,7 +14,7 @@ from infer_engine import EngineConfig, build_engine
 from infer_engine.assembly.core import CoreParts
 from infer_engine.scheduling import Schedule
 from infer_engine.step_runner import StepRunner
-from infer_engine.testing.faults import Fault, FaultPlan
+from infer_proofs.engine.faults import Fault, FaultPlan
 from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 from infer_server.testing import running_server
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 import torch
 
-from infer_engine.testing.models import VOCAB_SIZE, greedy_tokens, random_prompt
+from infer_proofs.engine.models import VOCAB_SIZE, greedy_tokens, random_prompt
 from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 from infer_proofs.models import QUANTIZED_CHECKPOINTS, save_quantized, save_tiny, save_tiny_tokenizer
 

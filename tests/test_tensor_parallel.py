@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from infer_engine.testing.processes import core_processes, rank_processes
+from infer_proofs.engine.processes import core_processes, rank_processes
 from infer_server.testing.mixed_streams import mixed_bodies, read_stream, read_streams, sample
 
 Serve = Callable[..., AbstractContextManager[Any]]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_engine.testing.models import save_servable
+from infer_proofs.engine.models import save_servable
 from infer_proofs.models import save_chat_style
 
 BLOCK = 16

@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from infer_engine.testing.processes import rank_processes
 from infer_models.hub import default_model_name
+from infer_proofs.engine.processes import rank_processes
 from infer_ray.testing.running_cluster import RunningCluster, running_cluster, wait_until
 from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.testing.models import random_prompt
+from infer_proofs.engine.models import random_prompt
 from infer_proofs.models import save_tiny, save_tiny_tokenizer
 from infer_proofs.models.gguf_files import save_gguf
 

@@ -12,7 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from infer_engine import LLM, SamplingParams
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
-from infer_engine.testing.models import (
+from infer_proofs.engine.models import (
     ATTENTION_FAMILIES,
     FAMILIES,
     VOCAB_SIZE,

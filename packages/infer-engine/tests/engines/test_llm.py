@@ -16,7 +16,7 @@ from infer_engine.protocol import (
     FinishReason,
     InvalidRequestError,
 )
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
+from infer_proofs.engine.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
 from infer_proofs.kernels.pairwise import parametrize_each_value
 from infer_proofs.models import save_tiny_tokenizer
 

@@ -12,7 +12,7 @@ from infer_engine.protocol import (
     RequestFailure,
     SamplingParams,
 )
-from infer_engine.testing.cores import FailingTokenizer, ScriptedEngine, read, scripted_tokens, tokens_of
+from infer_proofs.engine.cores import FailingTokenizer, ScriptedEngine, read, scripted_tokens, tokens_of
 from infer_proofs.text import byte_level
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
-from infer_engine.testing.models import (
+from infer_proofs.engine.models import (
     FAMILIES,
     ModelEngine,
     Twin,

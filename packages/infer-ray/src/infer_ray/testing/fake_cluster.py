@@ -9,7 +9,7 @@ from typing import Any
 from infer_engine.ipc.process_messages import CoreReady
 from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.protocol import EngineConfig
-from infer_engine.testing.cores import GIVE_UP_S, INFO, GatedCore, ScriptedCore
+from infer_proofs.engine.cores import GIVE_UP_S, INFO, GatedCore, ScriptedCore
 from infer_ray.replica import CoreReplica
 from infer_ray.watching import report_replicas
 from infer_ray.wire import decode_description

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from infer_engine.testing.processes import core_processes
+from infer_proofs.engine.processes import core_processes
 
 START_S = 150
 END_S = 90

@@ -1,7 +1,7 @@
 """Answers requests by an engine whose kernels are Triton's, interpreted, in a process of its own. Judges nothing.
 
     export TRITON_INTERPRET=1
-    python -m infer_engine.testing.interpreted.engine CHECKPOINT '{"dtype": "float32"}' [CHECKPOINT ...]
+    python -m infer_proofs.engine.interpreted.engine CHECKPOINT '{"dtype": "float32"}' [CHECKPOINT ...]
 
 What a device's name decides is decided as on a GPU: kernels, attention's plans and work lists, the order and dtype of
 keys, values and weights. Prints a line of JSON for each engine: each request's tokens, their log-probabilities, and
@@ -23,8 +23,8 @@ from infer_engine.executor import executor as leader
 from infer_engine.executor.messages import ToWorker
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES
 from infer_engine.protocol import SamplingParams
-from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
-from infer_engine.testing.recorded_steps import RecordingCapture
+from infer_proofs.engine.models import ModelEngine, random_prompt, sound_tokens
+from infer_proofs.engine.recorded_steps import RecordingCapture
 from infer_proofs.kernels.interpreted.interpreter import interpret_kernels
 
 PROMPTS = {"long": 21, "one": 1, "half": 9, "plain": 3, "drawn": 4}
@@ -89,17 +89,17 @@ def compute_as_a_gpu() -> None:
     """Let this process's engines take the path of CUDA tensors, for the rest of its life."""
     interpret_kernels()
     GRAPH_CAPTURES["cpu"] = RecordingCapture
-    leader.WORKER = "infer_engine.testing.interpreted.worker_process"
+    leader.WORKER = "infer_proofs.engine.interpreted.worker_process"
 
 
 def run_interpreted(module: str, *arguments: str) -> list[dict[str, Any]]:
-    """Return the lines of JSON that a program of `infer_engine.testing.interpreted` prints.
+    """Return the lines of JSON that a program of `infer_proofs.engine.interpreted` prints.
 
     Raises:
         AssertionError: it failed.
     """
     completed = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-m", f"infer_engine.testing.interpreted.{module}", *arguments],
+        [sys.executable, "-m", f"infer_proofs.engine.interpreted.{module}", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -8,10 +8,10 @@
     allocate     memory that was just given          raise (with the memory taken), sleep
     forward      the launch of the model             raise, sleep
     sample       the launch of choosing tokens       raise, sleep, nan (the request's logits)
-    execute      the device's computing              raise (`infer_engine.testing.formula_runner` alone)
+    execute      the device's computing              raise (`infer_proofs.engine.formula_runner` alone)
     wait         the host's wait for tokens          raise, sleep
 
-A failing tokenizer (`infer_engine.testing.cores.FailingTokenizer`) shows what happens on the text side.
+A failing tokenizer (`infer_proofs.engine.cores.FailingTokenizer`) shows what happens on the text side.
 """
 
 import time

@@ -14,8 +14,8 @@ from infer_engine.request import Request
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.speculation.proposals import Proposal, Proposer
 from infer_engine.speculation.speculator import Speculator
-from infer_engine.testing.faults import FaultPlan
-from infer_engine.testing.formula_runner import FormulaRunner, next_token, prompt_logprob
+from infer_proofs.engine.faults import FaultPlan
+from infer_proofs.engine.formula_runner import FormulaRunner, next_token, prompt_logprob
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"use_prefix_caching": False})
 

@@ -1,6 +1,6 @@
 """Captures a model's steps where Triton's kernels are interpreted, and lets captures go wrong. Judges nothing.
 
-    TRITON_INTERPRET=1 python -m infer_engine.testing.interpreted.graphs CHECKPOINT [SABOTAGE ...]
+    TRITON_INTERPRET=1 python -m infer_proofs.engine.interpreted.graphs CHECKPOINT [SABOTAGE ...]
 
 Prints a line of JSON for each sabotage: what came of capturing. `nothing` is none.
 """
@@ -30,10 +30,10 @@ from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
 from infer_engine.sampling.draw_buffers import DrawBuffers
-from infer_engine.testing.interpreted.engine import compute_as_a_gpu
-from infer_engine.testing.recorded_steps import RecordingCapture
 from infer_kernels import AttentionBuffers, Largest
 from infer_models import CausalLM
+from infer_proofs.engine.interpreted.engine import compute_as_a_gpu
+from infer_proofs.engine.recorded_steps import RecordingCapture
 
 MAX_SEQ_LEN, MAX_BATCH_SIZE = 300, 2
 SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(

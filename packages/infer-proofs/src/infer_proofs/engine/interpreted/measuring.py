@@ -1,6 +1,6 @@
 """Measures the memory of captured steps as an engine's start does, where Triton's kernels are interpreted.
 
-    TRITON_INTERPRET=1 python -m infer_engine.testing.interpreted.measuring [CHECKPOINT BATCH_SIZE NUM_TOKENS ...]
+    TRITON_INTERPRET=1 python -m infer_proofs.engine.interpreted.measuring [CHECKPOINT BATCH_SIZE NUM_TOKENS ...]
 
 For each checkpoint the inputs of a step of so many sequences and tokens are staged first, and left in the buffers, as a
 start does that has computed its largest step. Prints a line of JSON for each: the bytes, and what came of the KV pool.
@@ -16,7 +16,7 @@ from infer_engine.model_runner.graph_runner import allocate_device_steps
 from infer_engine.model_runner.loading.dummy_requests import dummy_request
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
-from infer_engine.testing.interpreted.engine import compute_as_a_gpu
+from infer_proofs.engine.interpreted.engine import compute_as_a_gpu
 
 TOKEN_ID = 5
 """What lies in the buffers where a smaller step has its slots: a slot of the KV pool."""

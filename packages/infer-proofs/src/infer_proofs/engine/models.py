@@ -15,8 +15,8 @@ from infer_engine.assembly.core import CoreParts, build_core
 from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
 from infer_engine.model_runner.recording_runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import collect, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import collect, tokens_of
 from infer_proofs.models import LONGROPE_SCALING, TINY_FAMILIES, save_tiny, save_tiny_tokenizer
 
 if TYPE_CHECKING:
