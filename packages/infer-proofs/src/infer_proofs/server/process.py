@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _PROGRAM = """
 import sys
 from infer_server.cli import main
-from infer_server.testing import FakeEngine, Script
+from infer_proofs.server import FakeEngine, Script
 {setup}
 sys.exit(main(sys.argv[1:], build_engine=lambda config: FakeEngine({script})))
 """

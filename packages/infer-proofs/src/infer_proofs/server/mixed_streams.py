@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from infer_server.testing.parsing import metric_samples
+from infer_proofs.server.parsing import metric_samples
 
 NUM_TOKENS = 200
 
