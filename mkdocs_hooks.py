@@ -31,7 +31,7 @@ PAGES = {
     "benchmarks/README.md": "packages/infer-bench.md",
     **{
         f"packages/infer-{name}/README.md": f"packages/infer-{name}.md"
-        for name in ("kernels", "models", "cache", "engine", "server", "ray")
+        for name in ("kernels", "models", "cache", "engine", "server", "ray", "proofs")
     },
 }
 """By path in the repository, the path on the site of each page that is not in `docs/`."""

@@ -144,7 +144,8 @@ def tests_long(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """The oldest supported torch and triton, under kernels and models."""
     test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
-    session.install(*OLDEST, "transformers>=5.0", "./packages/infer-kernels", "./packages/infer-models", *test_tools)
+    ours = (f"./packages/infer-{package}" for package in ("kernels", "models", "proofs"))
+    session.install(*OLDEST, "transformers>=5.0", *ours, *test_tools)
     run_tests(session, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
     for package in ("kernels", "models"):
         run_tests(session, f"packages/infer-{package}/tests")
@@ -154,7 +155,7 @@ def lowest(session: nox.Session) -> None:
 def lowest_kernels(session: nox.Session) -> None:
     """Of `lowest`, what a change breaks first: one kernel of each op compiles for sm_80, and int8 for sm_90."""
     test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
-    session.install(*OLDEST, "./packages/infer-kernels", *test_tools)
+    session.install(*OLDEST, "./packages/infer-kernels", "./packages/infer-proofs", *test_tools)
     chosen = ("-m", "not full", "-k", "sm_80 or (linear_quantized and sm_90 and (int8 or minimums))")
     session.run(*PYTEST, *chosen, "packages/infer-kernels/tests/compiled/test_ahead_of_time.py", env=TEST_ENV)
 
@@ -370,9 +371,9 @@ def emulated_arm(session: nox.Session, cpu: str) -> None:
     if session.posargs:
         session.run(*emulate, "pytest", "-q", "--timeout=3000", *session.posargs, external=True)
         return
-    sync(session, "--group", "model")
+    sync(session, "--group", "model", "--group", "proofs")
     for module, flags in (
-        ("infer_kernels.checks.kernel_bits", f"-mcpu={cpu}{ARM_CPUS[cpu]}"),
+        ("infer_proofs.kernels.kernel_bits", f"-mcpu={cpu}{ARM_CPUS[cpu]}"),
         ("scripts.emulated_arm.greedy_answers", ""),
     ):
         x86, arm = ({"INFER_CPU_KERNELS_FLAGS": each} for each in ("-march=x86-64-v3", flags))
@@ -485,7 +486,7 @@ def alone(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build every wheel, install them outside the workspace, import each, and check their bounds against each other."""
+    """Build users' wheels, install them outside the workspace, import each, check their bounds; no proofs are there."""
     built = Path(session.create_tmp()).resolve() / "wheels"
     for name in ALL_PACKAGES:
         session.run(
@@ -495,6 +496,7 @@ def wheels(session: nox.Session) -> None:
     with session.chdir(built):
         for name in ALL_PACKAGES:
             session.run("python", "-c", f"import infer_{name}; print(infer_{name}.__file__)")
+        session.run("python", "-c", "import importlib.util; assert importlib.util.find_spec('infer_proofs') is None")
         session.run("infer-server", "--version")
         session.run("infer-ray", "--version")
     session.run("uv", "pip", "check", external=True)

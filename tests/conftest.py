@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infer_models.hub import DEMO_MODEL_NAME
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "http://127.0.0.1:8000"

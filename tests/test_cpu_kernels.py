@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 Serve = Callable[..., AbstractContextManager[Any]]
 

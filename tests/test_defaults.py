@@ -13,8 +13,8 @@ from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.protocol import GenerateRequest
 from infer_engine.scheduling.prefill_share import FLOOR
 from infer_engine.sizing import size_step
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_models.text import dummy_tokenizer
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 from infer_server import ServerSettings
 from infer_server.cli import main
 

@@ -9,8 +9,8 @@ import pytest
 
 from infer_engine import EngineConfig, build_engine
 from infer_engine.protocol import Engine
+from infer_proofs.server import running_server
 from infer_server import ServerSettings
-from infer_server.testing import running_server
 
 NUM_CLIENTS = 60
 

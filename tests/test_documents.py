@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from infer_models.config.registry import known_families
 from infer_models.text import TOOL_CALL_FORMATS
 from infer_models.text.chat.tool_formats import tool_call_format_of
+from infer_proofs.server import FakeEngine
 from infer_server import ServerSettings, create_app
 from infer_server.cli import main
-from infer_server.testing import FakeEngine
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [

@@ -8,8 +8,8 @@ import httpx
 
 from infer_engine import EngineConfig, build_engine
 from infer_engine.protocol import EngineStatus
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_server.testing import running_server
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.server import running_server
 
 PROMPTS = ["first", "second", "third"]
 

@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
-from infer_engine.testing.models import ALL_FAMILIES, greedy_tokens, random_prompt, save_servable
-from infer_models.testing import CHAT_STYLES, save_chat_style
+from infer_proofs.engine.models import ALL_FAMILIES, greedy_tokens, random_prompt, save_servable
+from infer_proofs.models import CHAT_STYLES, save_chat_style
 
 NUM_TOKENS = 24
 LENGTHS = (1, 7, 16, 17, 40, 53)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from infer_engine import EngineConfig, build_engine
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_server.testing import running_server, sse_events
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.server import running_server, sse_events
 
 MAX_WAITING = 24
 TOO_MANY = 10

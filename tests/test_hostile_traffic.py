@@ -18,9 +18,8 @@ import httpx
 import msgspec
 import pytest
 
-from infer_server.api.foreign_fields import ForeignFields
-from infer_server.testing import metric_samples
-from infer_server.testing.hostile_requests import (
+from infer_proofs.server import metric_samples
+from infer_proofs.server.hostile_requests import (
     CHATS,
     COMPLETIONS,
     DETOKENIZE,
@@ -36,6 +35,7 @@ from infer_server.testing.hostile_requests import (
     requests_to_cut,
     with_field,
 )
+from infer_server.api.foreign_fields import ForeignFields
 
 Serve = Callable[..., AbstractContextManager[Any]]
 

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_cache import KVPool, PagedCacheView
 from infer_kernels import KVSlots, plan_attention
-from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
 from infer_models import CausalLM, load_model
-from infer_models.testing import save_tiny
+from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_only
+from infer_proofs.models import save_tiny
 
 BLOCK_SIZE = 64
 

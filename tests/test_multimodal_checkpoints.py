@@ -9,8 +9,8 @@ import openai
 import pytest
 
 import anthropic
-from infer_engine.testing.models import save_servable
-from infer_models.testing import save_chat_style
+from infer_proofs.engine.models import save_servable
+from infer_proofs.models import save_chat_style
 
 Serve = Callable[..., AbstractContextManager[Any]]
 IMAGE = "data:image/png;base64,iVBORw0KGgo="

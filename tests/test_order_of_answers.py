@@ -14,9 +14,9 @@ from infer_engine import EngineConfig, build_engine
 from infer_engine.assembly.core import CoreParts
 from infer_engine.scheduling import Schedule
 from infer_engine.step_runner import StepRunner
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
-from infer_server.testing import running_server
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.server import running_server
 
 LENGTHS = {512: 128, 256: 64, 128: 32, 32: 16}
 """Tokens to generate by tokens of the prompt, in the order in which the requests are sent: the longest first."""

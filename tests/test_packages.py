@@ -90,10 +90,9 @@ def test_a_package_declares_each_package_that_it_imports(package: str) -> None:
     declared = {re.split(r"[^\w-]", each)[0].lower() for each in (project["name"], *project["dependencies"], *extras)}
     known = importlib.metadata.packages_distributions()
     for path in folder.glob("src/**/*.py"):
-        if not {"testing", "checks"} & set(path.parts):  # which are for tests
-            for name in imports_of(path) - sys.stdlib_module_names:
-                providers = {each.lower().replace("_", "-") for each in known.get(name, [name])}
-                assert providers & declared, (path, name)
+        for name in imports_of(path) - sys.stdlib_module_names:
+            providers = {each.lower().replace("_", "-") for each in known.get(name, [name])}
+            assert providers & declared, (path, name)
 
 
 def imports_of(path: Path) -> set[str]:

@@ -11,9 +11,9 @@ import openai
 import pytest
 import torch
 
-from infer_engine.testing.models import VOCAB_SIZE, greedy_tokens, random_prompt
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_models.testing import QUANTIZED_CHECKPOINTS, save_quantized, save_tiny, save_tiny_tokenizer
+from infer_proofs.engine.models import VOCAB_SIZE, greedy_tokens, random_prompt
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import QUANTIZED_CHECKPOINTS, save_quantized, save_tiny, save_tiny_tokenizer
 
 PROMPT = random_prompt(17)
 NUM_TOKENS = 16

@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from infer_engine.testing.processes import core_processes
-from infer_server.testing import metric_samples
-from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
+from infer_proofs.engine.processes import core_processes
+from infer_proofs.server import metric_samples
+from infer_proofs.server.mixed_streams import mixed_bodies, read_streams, sample
 
 ROOT = Path(__file__).resolve().parent.parent
 Serve = Callable[..., AbstractContextManager[Any]]

@@ -19,8 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
-from infer_server.testing import metric_samples
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.server import metric_samples
 
 Serve = Callable[..., AbstractContextManager[Any]]
 PLACES = ["--engine-process", "--no-engine-process"]

@@ -10,9 +10,9 @@ import pytest
 
 from infer_engine import build_engine
 from infer_engine.protocol import EngineConfig
-from infer_engine.testing.models import ALL_FAMILIES, save_servable
-from infer_server.testing import metric_samples
-from infer_server.testing.client import client_of
+from infer_proofs.engine.models import ALL_FAMILIES, save_servable
+from infer_proofs.server import metric_samples
+from infer_proofs.server.client import client_of
 
 MODEL = "infer-demo"
 SCHEMA = {

@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from infer_engine.testing.processes import core_processes, rank_processes
-from infer_server.testing.mixed_streams import mixed_bodies, read_stream, read_streams, sample
+from infer_proofs.engine.processes import core_processes, rank_processes
+from infer_proofs.server.mixed_streams import mixed_bodies, read_stream, read_streams, sample
 
 Serve = Callable[..., AbstractContextManager[Any]]
 GIVE_UP_S = 120

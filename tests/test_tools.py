@@ -14,9 +14,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from infer_engine.testing.models import save_servable
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
 from infer_models.text import TOOL_CALL_FORMATS
+from infer_proofs.engine.models import save_servable
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 
 Serve = Callable[..., AbstractContextManager[Any]]
 

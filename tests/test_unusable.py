@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 
 FULL = pytest.mark.full
 """Starts a process for a message that the models' tests read too."""

@@ -11,7 +11,7 @@ from infer_engine.assembly.core import build_core
 from infer_engine.messages import Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.protocol.sampling import MAX_LOGPROBS
-from infer_kernels.checks.devices import ON_GPU
+from infer_proofs.kernels.devices import ON_GPU
 
 TOLERANCE = 0.02
 """Share of the device's memory that an engine may leave unused."""

@@ -79,13 +79,14 @@ def test_the_script_unpacks_numpy_if_it_is_missing_and_finds_all_packages(tmp_pa
     numpy.mkdir(parents=True)
     (numpy / "__init__.py").write_text("__version__ = '2.0'")
     shutil.make_archive(str(bundle / "numpy"), "zip", numpy.parent)
-    for package in PACKAGES:
+    packages = (*PACKAGES, "proofs")
+    for package in packages:
         module = repository / f"packages/infer-{package}/src/infer_{package}"
         module.mkdir(parents=True)
         (module / "__init__.py").touch()
     bench = repository / "benchmarks/src/infer_bench"
     bench.mkdir(parents=True)
-    modules = ", ".join(f"infer_{package}" for package in PACKAGES)
+    modules = ", ".join(f"infer_{package}" for package in packages)
     (bench / "__main__.py").write_text(
         f"import sys, numpy, {modules}\nfrom importlib.metadata import version\n"
         "print(numpy.__file__, infer_server.__file__, version('infer-server'), sys.argv[1:])\n"

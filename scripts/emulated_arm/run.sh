@@ -42,7 +42,7 @@ for ((i = 0; i < $(nproc); i++)); do
     printf 'processor\t: %d\nBogoMIPS\t: 50.00\nFeatures\t: %s\nCPU implementer\t: 0x41\nCPU part\t: %s\n\n' "$i" "$features" "$part"
 done >"$base/cpuinfo"
 path=$site
-for package in kernels models cache engine server; do path=/opt/checkout/packages/infer-$package/src:$path; done
+for package in kernels models cache engine server proofs; do path=/opt/checkout/packages/infer-$package/src:$path; done
 own=(HOME=/root PATH=/usr/bin:/bin LC_ALL=C PYTHONUTF8=1 PYTHONPATH="$path" PYTHONDONTWRITEBYTECODE=1 INFER_CACHE_DIR=/var/cache/infer
     HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis QEMU_CPU="$qemu" CXX=/opt/cross/usr/bin/aarch64-linux-gnu-g++
     INFER_CPU_KERNELS_FLAGS="-mcpu=$cpu ${INFER_CPU_KERNELS_FLAGS:-}" ${QEMU_PAGESIZE:+QEMU_PAGESIZE=$QEMU_PAGESIZE})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 
 CHROMIUM = os.environ.get("INFER_CHROMIUM", "/usr/bin/chromium")
 TIMEOUT_MS = 60_000

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infer_models.testing import save_scripted
+from infer_proofs.models import save_scripted
 
 NODE_CLIENTS = os.environ.get("INFER_NODE_CLIENTS", "")
 """A folder with the npm packages of `node/package.json` in its `node_modules`."""

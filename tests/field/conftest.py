@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_models.testing import save_scripted
+from infer_proofs.models import save_scripted
 
 Serve = Callable[..., AbstractContextManager[Any]]
 ServeFolder = Callable[..., AbstractContextManager[httpx.Client]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from infer_models import CausalView, CheckpointError, load_model
-from infer_models.testing import save_tiny
+from infer_proofs.models import save_tiny
 
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])
 WEIGHTS = "model.safetensors"

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from infer_models import CausalView, ModelConfig, load_model
-from infer_models.testing import save_tiny
+from infer_proofs.models import save_tiny
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 FAMILIES = ("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "smollm3", "granite", "olmo2", "gpt_oss")

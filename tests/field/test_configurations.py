@@ -19,15 +19,15 @@ from infer_engine import LLM, EngineConfig, SamplingParams, build_engine
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.sizing import KVMemory
 from infer_models import CausalView, CheckpointError, ModelConfig, load_model
-from infer_models.testing import (
+from infer_models.weight_allocation import Quantization
+from infer_proofs.models import (
     LLAMA3_SCALING,
     LONGROPE_SCALING,
     YARN_SCALING,
     save_tiny,
     save_tiny_tokenizer,
 )
-from infer_models.testing.compressed_layers import compressed_config, quantize_compressed
-from infer_models.weight_allocation import Quantization
+from infer_proofs.models.compressed_layers import compressed_config, quantize_compressed
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 300, (60,), generator=torch.Generator().manual_seed(1))

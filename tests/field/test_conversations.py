@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_models.testing import save_scripted
+from infer_proofs.models import save_scripted
 
 Json = dict[str, Any]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 
 USER = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from infer_engine.protocol import ChatPrompt
+from infer_proofs.server import FakeEngine
 from infer_server.api.foreign_fields import ForeignFields
 from infer_server.app import create_app
 from infer_server.openapi import other_names
 from infer_server.settings import ServerSettings
-from infer_server.testing import FakeEngine
 
 HI = [{"role": "user", "content": "x"}]
 BODIES: dict[str, dict[str, Any]] = {

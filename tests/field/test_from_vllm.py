@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from infer_engine.protocol import EngineConfig, FinishReason
+from infer_proofs.server import FakeEngine
 from infer_server import ServerSettings, create_app
-from infer_server.testing import FakeEngine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 BODY = b'{"prompt": "A", "max_tokens": 2}'
 gzipped = partial(gzip.compress, mtime=0)  # the time would be in the names of the tests, and each worker has its own

@@ -14,9 +14,9 @@ import pytest
 from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.frontend.generation_config import sampling_defaults
 from infer_engine.protocol import SamplingDefaults
-from infer_models.testing import save_tiny, save_tiny_tokenizer
-from infer_server.testing import FAKE_INFO, FakeEngine
-from infer_server.testing.client import client_of
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
+from infer_proofs.server import FAKE_INFO, FakeEngine
+from infer_proofs.server.client import client_of
 
 PROMPT = [3 + 37 * i % 300 for i in range(40)]
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}

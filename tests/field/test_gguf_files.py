@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
-from infer_engine.testing.models import VOCAB_SIZE, greedy_tokens, random_prompt
-from infer_models.testing import save_tiny, save_tiny_tokenizer
-from infer_models.testing.gguf_files import save_gguf
+from infer_proofs.engine.models import VOCAB_SIZE, greedy_tokens, random_prompt
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
+from infer_proofs.models.gguf_files import save_gguf
 
 PROMPT = random_prompt(17)
 NUM_TOKENS = 16

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 ServeScript = Callable[..., AbstractContextManager[httpx.Client]]
 

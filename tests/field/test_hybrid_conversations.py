@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_engine.testing.models import save_servable
-from infer_models.testing import save_chat_style
+from infer_proofs.engine.models import save_servable
+from infer_proofs.models import save_chat_style
 
 BLOCK = 16
 Json = dict[str, Any]

@@ -15,8 +15,8 @@ from infer_engine.doctor.reporter import Reporter
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_models import CheckpointError, GenerationConfig, load_model
 from infer_models.hub import resolve_checkpoint
-from infer_models.testing import save_tiny, save_tiny_tokenizer
 from infer_models.text import Tokenizer
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
 
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 2471645608\n".encode()
 PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>"

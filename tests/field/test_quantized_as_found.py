@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infer_models import CausalView, CheckpointError, load_model
-from infer_models.testing import save_quantized, save_tiny
-from infer_models.testing.compressed_layers import quantize_compressed
-from infer_models.testing.quantized_layers import quantize_awq, quantize_fp8_tensor, quantize_gptq
+from infer_proofs.models import save_quantized, save_tiny
+from infer_proofs.models.compressed_layers import quantize_compressed
+from infer_proofs.models.quantized_layers import quantize_awq, quantize_fp8_tensor, quantize_gptq
 
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])
 WEIGHTS = "model.safetensors"

@@ -9,8 +9,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import anthropic
 from infer_engine.protocol import ChatPrompt, ContentDelta, StructuredOutputs, ToolCallDelta
-from infer_server.testing import FakeEngine, Script, running_server, sse_events
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script, running_server, sse_events
+from infer_proofs.server.client import client_of
 
 HI = [{"role": "user", "content": "x"}]
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infer_models.testing import save_scripted
+from infer_proofs.models import save_scripted
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "max_tokens": 20}
 

@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_kernels.checks.cpu_kernels import has_cpu_kernels
 from infer_kernels.cpu.compilation import build
+from infer_proofs.kernels.cpu_kernels import has_cpu_kernels
 
 SERVER = [sys.executable, "-m", "infer_server", "--model", "infer-demo", "--port", "0", "--kv-cache-memory", "16MiB"]
 

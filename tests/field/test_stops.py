@@ -10,7 +10,7 @@ import pytest
 
 from infer_engine import LLM, Completion, SamplingParams
 from infer_engine.protocol import FinishReason
-from infer_models.testing import save_scripted
+from infer_proofs.models import save_scripted
 
 HI = [{"role": "user", "content": "x"}]
 SPECIAL = ["<|sep|>", "<|call|>"]

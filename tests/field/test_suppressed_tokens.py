@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_models.testing import save_scripted
 from infer_models.text import Tokenizer
+from infer_proofs.models import save_scripted
 
 SCRIPT = ["one", "<|image|>", " two", " three"]
 PROMPT = ("one", "<|image|>", " two", "one")

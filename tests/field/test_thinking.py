@@ -12,8 +12,8 @@ import pytest
 from infer_engine import LLM, SamplingParams, StructuredOutputs, Tool
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import InvalidRequestError
-from infer_models.testing import save_scripted
 from infer_models.text import TOOL_CALL_FORMATS, Tokenizer
+from infer_proofs.models import save_scripted
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from infer_engine import LLM, SamplingParams
-from infer_models.testing import save_tiny, save_tiny_tokenizer
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello my world"}]
 

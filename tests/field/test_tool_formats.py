@@ -12,8 +12,8 @@ import pytest
 
 from infer_engine import LLM, SamplingParams, Tool
 from infer_engine.frontend.completion import Completion
-from infer_models.testing import save_scripted
 from infer_models.text import TOOL_CALL_FORMATS
+from infer_proofs.models import save_scripted
 
 CHATML = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"

@@ -14,7 +14,7 @@ import pytest
 from infer_engine import LLM, SamplingParams, StructuredOutputs, Tool
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol.chat import ToolChoice
-from infer_models.testing import save_scripted
+from infer_proofs.models import save_scripted
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import torch
 
-from infer_kernels.checks.devices import DEVICES
-from infer_server.testing import metric_samples
+from infer_proofs.kernels.devices import DEVICES
+from infer_proofs.server import metric_samples
 
 Serve = Callable[..., AbstractContextManager[Any]]
 

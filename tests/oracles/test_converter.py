@@ -29,7 +29,7 @@ import gguf
 from infer_models import CausalView, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config import ModelConfig
-from infer_models.testing import save_tiny, save_tiny_tokenizer
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
 
 CPU = torch.device("cpu")
 SERVER = os.environ.get("INFER_LLAMA_SERVER")

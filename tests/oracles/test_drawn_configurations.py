@@ -24,7 +24,7 @@ from transformers import masking_utils, modeling_rope_utils
 
 from infer_models import CausalView, CheckpointError, ModelConfig, load_model
 from infer_models.families.tiny_family import SHAPE, TinyFamily
-from infer_models.testing import TINY_FAMILIES, save_tiny_twin
+from infer_proofs.models import TINY_FAMILIES, save_tiny_twin
 
 TABLES = tomllib.loads(Path(__file__).with_name("drawn_fields.toml").read_text(encoding="utf-8"))
 IDS = torch.randint(3, 300, (96,), generator=torch.Generator().manual_seed(1))

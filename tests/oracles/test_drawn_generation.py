@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from infer_engine import LLM
-from infer_models.testing import save_tiny, save_tiny_tokenizer
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
 
 TABLE: Mapping[str, list[Any]] = tomllib.loads(
     Path(__file__).with_name("drawn_fields.toml").read_text(encoding="utf-8")

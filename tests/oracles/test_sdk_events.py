@@ -25,8 +25,8 @@ from infer_engine.protocol import (
     RequestFailure,
     ToolCallDelta,
 )
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 
 # By the SDK's type: fields that it lacks, with who reads them.
 BESIDE: dict[str, set[str]] = {

@@ -25,9 +25,9 @@ from openai.types.responses import input_token_count_params, response_create_par
 from pydantic import BaseModel
 
 from infer_engine.protocol import AnswerDelta, ContentDelta, ReasoningDelta, TextPrompt, ToolCallDelta
+from infer_proofs.server import FakeEngine, Script
+from infer_proofs.server.client import client_of
 from infer_server.api.carried_thinking import carried_thinking
-from infer_server.testing import FakeEngine, Script
-from infer_server.testing.client import client_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fields.md"
 

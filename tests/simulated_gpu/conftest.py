@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from infer_kernels.checks.interpreted.bounds import check_addresses
-from infer_kernels.checks.interpreted.faster import make_interpreter_faster
-from infer_kernels.checks.interpreted.interpreter import make_interpreter_faithful
-from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
+from infer_proofs.kernels.interpreted.bounds import check_addresses
+from infer_proofs.kernels.interpreted.faster import make_interpreter_faster
+from infer_proofs.kernels.interpreted.interpreter import make_interpreter_faithful
+from infer_proofs.kernels.simulated_gpu import Machine, simulated_gpus
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("these tests interpret kernels: start pytest with `TRITON_INTERPRET=1`")

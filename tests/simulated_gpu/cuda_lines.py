@@ -34,10 +34,9 @@ class Instrumented(importlib.abc.MetaPathFinder):
         self.ran: set[tuple[str, int]] = set()
         for package in PACKAGES:
             for path in (ROOT / f"packages/infer-{package}/src").rglob("*.py"):
-                if "testing" not in path.parts:
-                    places = instrument(path.read_text(encoding="utf-8"), path)[1]
-                    if places:
-                        self.places[str(path)] = places
+                places = instrument(path.read_text(encoding="utf-8"), path)[1]
+                if places:
+                    self.places[str(path)] = places
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -15,7 +15,7 @@ from infer_engine.request import RequestState
 from infer_engine.sampling.draw_buffers import DrawBuffers, dummy_draws
 from infer_engine.sampling.transfers import HostCopy, to_device
 from infer_kernels import AttentionBuffers, AttentionHeads, paged_attention, plan_attention
-from infer_kernels.checks.simulated_gpu import Machine, PinnedMemoryError
+from infer_proofs.kernels.simulated_gpu import Machine, PinnedMemoryError
 
 GPU = torch.device("cuda", 0)
 

@@ -23,10 +23,10 @@ from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture
 from infer_engine.model_runner.runner import use_device
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sizing import kv_memory, resolve_device, size_step
-from infer_engine.testing.models import save_servable
-from infer_kernels.checks.simulated_gpu import GpuSpec, Machine, simulated_gpus
 from infer_kernels.gpu import Gpu, describe_gpu
 from infer_kernels.quantization.rounding import quantize_int4
+from infer_proofs.engine.models import save_servable
+from infer_proofs.kernels.simulated_gpu import GpuSpec, Machine, simulated_gpus
 
 GIB = 1 << 30
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

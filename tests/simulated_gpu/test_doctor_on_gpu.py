@@ -14,12 +14,12 @@ from infer_engine.doctor.environment import examine_environment
 from infer_engine.doctor.kernels import examine_kernels
 from infer_engine.protocol import EngineConfig
 from infer_engine.protocol.doctor import DoctorRequest
-from infer_engine.testing.doctor import examined, reporter_of
-from infer_engine.testing.models import random_prompt, save_servable
 from infer_kernels.checks import CheckImpossibleError, ModelOps, model_checks
 from infer_kernels.checks.cases.attention.long import large_pool_check
-from infer_kernels.checks.simulated_gpu import GpuSpec, Machine, simulated_gpus
 from infer_models import ModelConfig
+from infer_proofs.engine.doctor import examined, reporter_of
+from infer_proofs.engine.models import random_prompt, save_servable
+from infer_proofs.kernels.simulated_gpu import GpuSpec, Machine, simulated_gpus
 
 GPU = torch.device("cuda", 0)
 QUICK = ("embedding", "resolve_token_ids")

@@ -17,11 +17,11 @@ from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPT
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.testing.models import ModelEngine, random_prompt, save_servable, sound_tokens
-from infer_kernels.checks.simulated_gpu import Machine, simulated_gpus
-from infer_kernels.checks.simulated_gpu.memory import SEGMENT_BYTES
 from infer_models import CausalLM
-from infer_models.testing.checkpoints import save_mtp, save_mtp_of_pairs
+from infer_proofs.engine.models import ModelEngine, random_prompt, save_servable, sound_tokens
+from infer_proofs.kernels.simulated_gpu import Machine, simulated_gpus
+from infer_proofs.kernels.simulated_gpu.memory import SEGMENT_BYTES
+from infer_proofs.models.checkpoints import save_mtp, save_mtp_of_pairs
 
 CONFIG: dict[str, Any] = {
     "dtype": "float32",

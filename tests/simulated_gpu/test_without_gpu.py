@@ -1,7 +1,7 @@
 """What is said where torch sees no GPU."""
 
 from infer_engine.doctor.environment import examine_environment
-from infer_engine.testing.doctor import examined
+from infer_proofs.engine.doctor import examined
 
 
 def test_gpu_that_is_asked_for_is_missed() -> None:

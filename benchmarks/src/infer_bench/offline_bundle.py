@@ -31,7 +31,7 @@ UNUSED = ("hf-xet", "faker", "polyfactory", "rich-click", "rich-rst")
 NEEDLESS_FOLDERS = ("tests", "__pycache__", "include", "bin")
 NEEDLESS_FILES = (".pyi", ".a", ".h", ".pxd", ".lock")
 
-SOURCES = (*(f"packages/infer-{package}/src" for package in PACKAGES), "benchmarks/src")
+SOURCES = (*(f"packages/infer-{package}/src" for package in (*PACKAGES, "proofs")), "benchmarks/src")
 SCRIPT = f"""\
 #!/bin/sh
 # Runs first light in the repository that is the current folder. `PYTHON` names another interpreter.

@@ -19,7 +19,7 @@ from infer_bench.client.workloads import (
 )
 from infer_bench.server.metrics import MetricsWatch, describe, served_model, watching
 from infer_bench.serving.policies import URGENT, with_urgent
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_proofs.server import FakeEngine, Script, running_server
 
 SIZES = {
     "single": (1, (256, 256), (256, 256)),

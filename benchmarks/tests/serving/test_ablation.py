@@ -33,7 +33,7 @@ from infer_bench.serving.ablation_plan import (
 from infer_bench.shapes import SHAPES, write_config
 from infer_engine import EngineConfig
 from infer_models.config import ModelConfig
-from infer_server.testing import FakeEngine, running_server
+from infer_proofs.server import FakeEngine, running_server
 
 CASES = [(profile, shape) for profile in (CPU, GPU) for shape in profile.shapes]
 each_case = pytest.mark.parametrize(("profile", "shape"), CASES, ids=[shape for _, shape in CASES])

@@ -28,7 +28,7 @@ from infer_bench.serving.peers import (
 )
 from infer_bench.shapes import SHAPES, write_config
 from infer_models import ModelConfig
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_proofs.server import FakeEngine, Script, running_server
 
 TINY = SHAPES["llama-30m"] | {
     "hidden_size": 128,

@@ -17,7 +17,7 @@ from infer_bench.serving import routing, text_side
 from infer_bench.serving.plots import plot_sweep
 from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, tokenize, workloads_table
 from infer_engine.protocol import InvalidRequestError
-from infer_server.testing import FakeEngine, running_server
+from infer_proofs.server import FakeEngine, running_server
 
 
 def result(*token_times_s: float, arrival_s: float = 0.0, error: str | None = None) -> RequestResult:

@@ -16,8 +16,8 @@ from infer_bench.soak.latency import Kill, OthersCpu, Stream, judge_kills, judge
 from infer_bench.soak.memory import MemorySeries, change_of, judge_memory
 from infer_bench.soak.plot import plot_soak
 from infer_bench.soak.tally import Outcome, Tally, UnexpectedReplyError
-from infer_server.testing import metric_samples
-from infer_server.testing.hostile_requests import COMPLETIONS, SOUND
+from infer_proofs.server import metric_samples
+from infer_proofs.server.hostile_requests import COMPLETIONS, SOUND
 
 WARM_UP_S, END_S = 600.0, 3600.0
 KILLS = [Kill(at_s=at_s, victim="core", recovered_s=at_s + 10) for at_s in (900.0, 2700.0)]

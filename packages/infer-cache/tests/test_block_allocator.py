@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from infer_cache import BlockAllocator, OutOfBlocksError
-from infer_kernels.checks.python_instructions import num_instructions
+from infer_proofs.kernels.python_instructions import num_instructions
 
 
 def test_allocated_blocks_are_distinct_and_not_free() -> None:

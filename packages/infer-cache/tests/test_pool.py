@@ -7,7 +7,7 @@ import torch
 
 from infer_cache import KVPool
 from infer_kernels import KVScales
-from infer_kernels.checks.devices import ON_GPU
+from infer_proofs.kernels.devices import ON_GPU
 
 SIZES = {"kv_heads": 4, "block_size": 5, "head_dim": 16}
 

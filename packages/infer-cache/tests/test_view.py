@@ -11,9 +11,9 @@ from torch import Tensor
 
 from infer_cache import KVPool, LayerGroups, PagedCacheView, PagedKVCacheManager, TableEdit
 from infer_kernels import KVSlots, NormVariant, QKNorm, Rotary, plan_attention
-from infer_kernels.checks.devices import DEVICES
 from infer_models import CausalView
 from infer_models.attention import AttentionSpec
+from infer_proofs.kernels.devices import DEVICES
 
 TOLERANCE = 1e-4
 

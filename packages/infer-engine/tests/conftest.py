@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from infer_engine.testing.models import Twin
+    from infer_proofs.engine.models import Twin
 
 FAMILIES = ("llama", "qwen3", "gemma3")
 WHOLE = "gemma3"  # with windows in some layers and none in others it has the most to go wrong
@@ -18,7 +18,7 @@ WHOLE = "gemma3"  # with windows in some layers and none in others it has the mo
 @pytest.fixture(scope="session")
 def twin_of(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], Twin]":
     """Return a function that gives each family's checkpoint and its `transformers` model."""
-    from infer_engine.testing.models import (  # noqa: PLC0415 - the process that only hands out tests needs no torch
+    from infer_proofs.engine.models import (  # noqa: PLC0415 - the process that only hands out tests needs no torch
         Twin,
         save_servable,
     )
@@ -43,8 +43,8 @@ def shallow_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
     Interpreted kernels take seconds for each layer.
     """
-    from infer_engine.testing.models import save_servable  # noqa: PLC0415 - as above
-    from infer_models.testing import TINY_FAMILIES  # noqa: PLC0415
+    from infer_proofs.engine.models import save_servable  # noqa: PLC0415 - as above
+    from infer_proofs.models import TINY_FAMILIES  # noqa: PLC0415
 
     @cache
     def shallow_folder_of(family: str) -> Path:
@@ -80,7 +80,7 @@ def folder(family: str, folder_of: Callable[[str], Path]) -> Path:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cores end in their own time: tests share the machine."""
-    from infer_engine.testing.cores import GIVE_UP_S  # noqa: PLC0415 - as above
+    from infer_proofs.engine.cores import GIVE_UP_S  # noqa: PLC0415 - as above
 
     monkeypatch.setattr("infer_engine.frontend.async_engine.CLOSE_TIMEOUT_S", GIVE_UP_S)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TESTS = Path(__file__).parent
 ON_CPU = [pytest.param("c++", marks=needs_cpu_kernels), "pytorch"]
 
 if INTERPRETED:
-    from infer_kernels.checks.interpreted.interpreter import interpret_kernels
+    from infer_proofs.kernels.interpreted.interpreter import interpret_kernels
 
     interpret_kernels()
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from infer_kernels import AttentionPlan, QKNorm, Rotary, paged_attention, plan_attention, qk_norm_rope_store
-from infer_kernels.checks.threads import torch_threads
 from infer_models import AttentionSpec, CausalLM, CausalView, load_model
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_proofs.kernels.threads import torch_threads
+from infer_proofs.models import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4

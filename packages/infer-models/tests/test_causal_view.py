@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from infer_models import AttentionSpec, CausalView, load_model
 from infer_models.layer_states import StateSpec
-from infer_models.testing import save_tiny, save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_proofs.models import save_tiny, save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
 SAVES = [

@@ -18,7 +18,7 @@ from infer_models import CausalLM, CheckpointError, ModelConfig, load_model
 from infer_models.checkpoint import check_weights
 from infer_models.families import build_model
 from infer_models.layers import ParameterFactory
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_proofs.models import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
 

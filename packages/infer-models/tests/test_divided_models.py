@@ -13,8 +13,8 @@ from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CausalView, ModelConfig, load_model
 from infer_models.checkpoint.files import tensor_file
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
-from infer_models.testing import TINY_FAMILIES, save_tiny, save_tiny_llama, save_tiny_nanogpt
-from infer_models.testing.ranks import run_ranks
+from infer_proofs.models import TINY_FAMILIES, save_tiny, save_tiny_llama, save_tiny_nanogpt
+from infer_proofs.models.ranks import run_ranks
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 60, (24,), generator=torch.Generator().manual_seed(1))

@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, GenerationConfig, ModelConfig, load_model, save_model
 from infer_models.config.registry import known_families
 from infer_models.quantization.mxfp4 import read_mxfp4
 from infer_models.tensor_parallel import Shard
-from infer_models.testing import TINY_FAMILIES, save_tiny
-from infer_models.testing.ranks import run_ranks
 from infer_models.weight_allocation import Quantization
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import TINY_FAMILIES, save_tiny
+from infer_proofs.models.ranks import run_ranks
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])

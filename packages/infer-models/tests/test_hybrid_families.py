@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, ModelConfig, load_model, save_model
 from infer_models.layer_states import StateSpec
 from infer_models.tensor_parallel import Shard
-from infer_models.testing import TINY_FAMILIES, save_tiny
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import TINY_FAMILIES, save_tiny
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])

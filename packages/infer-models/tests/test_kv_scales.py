@@ -12,7 +12,7 @@ from infer_kernels import KVScales
 from infer_models import CheckpointError, load_model
 from infer_models.checkpoint import load_kv_scales
 from infer_models.kv_scales import read_kv_scales
-from infer_models.testing import save_tiny
+from infer_proofs.models import save_tiny
 
 ATTENTION = "model.layers.0.self_attn."
 SPELLINGS = [

@@ -11,7 +11,7 @@ import pytest
 import infer_models
 from infer_models import CausalLM, CheckpointError, ModelConfig
 from infer_models.config.registry import known_families
-from infer_models.testing import save_tiny
+from infer_proofs.models import save_tiny
 
 FAMILIES = known_families()
 WRAPPERS = [wrapper for family in FAMILIES.values() for wrapper in family.wrappers]

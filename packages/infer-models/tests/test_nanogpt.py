@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_models import CausalView, load_model
-from infer_models.testing import save_tiny_nanogpt
+from infer_proofs.models import save_tiny_nanogpt
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from infer_models import CausalLM, CausalView, load_model
 from infer_models.layers.embedding import MAX_FUSED_ROWS
 from infer_models.layers.rotary import ROWS_AT_ONCE
-from infer_models.testing import LLAMA3_SCALING, TINY_FAMILIES, YARN_SCALING, save_tiny, save_tiny_llama
+from infer_proofs.models import LLAMA3_SCALING, TINY_FAMILIES, YARN_SCALING, save_tiny, save_tiny_llama
 
 CPU = torch.device("cpu")
 FULL, LINEAR = "full_attention", "linear_attention"

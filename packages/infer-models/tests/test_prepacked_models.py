@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infer_models import CausalView, load_model
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama
+from infer_proofs.models import save_tiny_gemma3, save_tiny_llama
 
 
 @pytest.mark.parametrize("save", [save_tiny_llama, save_tiny_gemma3])

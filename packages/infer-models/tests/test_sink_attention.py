@@ -13,8 +13,8 @@ from infer_models import AttentionSpec, CausalLM, CausalView, ModelConfig
 from infer_models.checkpoint import draw_weights
 from infer_models.layers import GatedMLP, LMHead, ParameterFactory, SinkAttention, pre_norm_decoder
 from infer_models.tensor_parallel import Shard
-from infer_models.testing import save_tiny_llama
-from infer_models.testing.ranks import run_ranks
+from infer_proofs.models import save_tiny_llama
+from infer_proofs.models.ranks import run_ranks
 
 IDS = torch.randint(3, 60, (24,), generator=torch.Generator().manual_seed(1))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from infer_models.testing import save_tiny_tokenizer
+from infer_proofs.models import save_tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

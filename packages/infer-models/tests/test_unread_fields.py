@@ -11,8 +11,8 @@ import transformers
 from infer_models.config.generation_config import read_generation_fields
 from infer_models.config.model_config import unread_config_fields
 from infer_models.families.tiny_family import SHAPE, VISION
-from infer_models.testing import TINY_FAMILIES, save_tiny_tokenizer
 from infer_models.text import Tokenizer
+from infer_proofs.models import TINY_FAMILIES, save_tiny_tokenizer
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text(encoding="utf-8"))
 

@@ -19,7 +19,7 @@ else:
         import ray
         import ray.serve
 
-        from infer_ray.testing.fake_cluster import FakeCluster
+        from infer_proofs.ray.fake_cluster import FakeCluster
 
 
 @pytest.fixture

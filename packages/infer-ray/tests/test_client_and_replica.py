@@ -10,13 +10,13 @@ import pytest
 from infer_engine.ipc.core_client import CoreCallbacks
 from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit
 from infer_engine.protocol import EngineConfig, InvalidRequestError, SamplingParams
-from infer_engine.testing.cores import GIVE_UP_S, scripted_tokens
+from infer_proofs.engine.cores import GIVE_UP_S, scripted_tokens
+from infer_proofs.ray.fake_cluster import FakeCluster, ScriptedReplica, until
 from infer_ray import client as client_module
 from infer_ray import replica as replica_module
 from infer_ray import session as session_module
 from infer_ray.client import RayCoreClient
 from infer_ray.replica import SESSION_TIMEOUT_S
-from infer_ray.testing.fake_cluster import FakeCluster, ScriptedReplica, until
 
 NUM_TOKENS = 5
 LONG = 5000

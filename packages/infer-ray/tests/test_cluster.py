@@ -10,10 +10,10 @@ import httpx
 import psutil
 import pytest
 
-from infer_engine.testing.processes import rank_processes
 from infer_models.hub import default_model_name
-from infer_ray.testing.running_cluster import RunningCluster, running_cluster, wait_until
-from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
+from infer_proofs.engine.processes import rank_processes
+from infer_proofs.ray.running_cluster import RunningCluster, running_cluster, wait_until
+from infer_proofs.server.mixed_streams import mixed_bodies, read_streams, sample
 
 BODIES = mixed_bodies(32)
 LONG: dict[str, Any] = {"prompt": "ROMEO:\n", "max_tokens": 900, "ignore_eos": True}

@@ -18,11 +18,11 @@ from infer_engine.protocol import (
 )
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
-from infer_engine.testing.cores import GIVE_UP_S, INFO, VOCAB_SIZE, read, scripted_tokens, tokens_of
 from infer_models.text import dummy_tokenizer
+from infer_proofs.engine.cores import GIVE_UP_S, INFO, VOCAB_SIZE, read, scripted_tokens, tokens_of
+from infer_proofs.ray.fake_cluster import FakeCluster, ScriptedReplica, until
 from infer_ray import membership as membership_module
 from infer_ray.membership import Membership
-from infer_ray.testing.fake_cluster import FakeCluster, ScriptedReplica, until
 
 NUM_TOKENS = 40
 

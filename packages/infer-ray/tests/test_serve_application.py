@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from infer_ray.testing.running_cluster import wait_until
-from infer_server.testing.mixed_streams import mixed_bodies, read_streams, sample
+from infer_proofs.ray.running_cluster import wait_until
+from infer_proofs.server.mixed_streams import mixed_bodies, read_streams, sample
 
 PROGRAM = """
 import json, sys

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server.connections.event_loop import new_event_loop
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 _TESTS_OF_CONNECTIONS = frozenset(
     f"test_{subject}"

@@ -22,7 +22,7 @@ from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import Case, all_cases
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 ROWS = (*range(1, 18), 24, 32, 48, 64, 100, 128, 200, 256, 512, 513, 1024, 2048, 4096)
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (2560, 2560))

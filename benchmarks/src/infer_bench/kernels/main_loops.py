@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from infer_bench.results import table
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_kernels.checks.compiled.gpu_cards import CARDS, PIPES
-from infer_kernels.checks.compiled.instruction_counts import ISSUE_SHARE, count_main_loop
-from infer_kernels.checks.compiled.residency import count_resident_programs
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
-from infer_kernels.checks.compiled.streamed_bits import streamed_bits
+from infer_proofs.kernels.compiled.gpu_cards import CARDS, PIPES
+from infer_proofs.kernels.compiled.instruction_counts import ISSUE_SHARE, count_main_loop
+from infer_proofs.kernels.compiled.residency import count_resident_programs
+from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch
+from infer_proofs.kernels.compiled.streamed_bits import streamed_bits
 
 CAPABILITIES = (90, 80, 100, 120)
 WANTED: dict[str, Sequence[str]] = {
@@ -46,14 +46,14 @@ WANTED: dict[str, Sequence[str]] = {
 INTRODUCTION = f"""## Main loops
 
 An iteration of each kernel's main loop, its innermost one with the most tensor products, counted from machine code by
-`infer_kernels.checks.compiled.instruction_counts`. Every instruction counts, also those that a branch may skip. Cycles
+`infer_proofs.kernels.compiled.instruction_counts`. Every instruction counts, also those that a branch may skip. Cycles
 are those of one program alone on a multiprocessor if nothing ever waited: issue (4 instructions a cycle), fp32 and
 integer multiplication, logic, conversions and exponentials (16 lanes), shared memory (128 bytes a cycle), tensor cores.
 
 *Each* is instructions of a thread for a number of the weight, or of keys and values. *Bound* is the rate at which
 the loop lets those numbers through with at most {ISSUE_SHARE:.0%} of issue slots taken, also against the memory.
 Loops over 128 rows and more are meant to be bound by tensor cores instead. *Programs* share a multiprocessor. None of
-this is a time. The rates are NVIDIA's tables, which `infer_kernels.checks.compiled.gpu_cards` names.
+this is a time. The rates are NVIDIA's tables, which `infer_proofs.kernels.compiled.gpu_cards` names.
 
 What a code of a quantized weight takes of *each* at least, on sm_90: to become a number 1.1 of int4, 1 of int8, 1.75
 of fp8, with their scales 1.7 of MXFP4 and 1.75 of NVFP4; an eighth of a product of tensor cores, whatever the rows; and

@@ -17,10 +17,10 @@ from infer_bench.kernels.cases import prefill
 from infer_bench.results import table
 from infer_kernels.attention.triton.tile_configs import TileConfig, prefill_config
 from infer_kernels.checks.cases.attention.launches import AttentionCase, attention_tiles
-from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
-from infer_kernels.checks.compiled.gpu_cards import ARCHITECTURES
-from infer_kernels.checks.compiled.residency import count_resident_programs
-from infer_kernels.checks.compiled.shipped import compile_launch
+from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
+from infer_proofs.kernels.compiled.gpu_cards import ARCHITECTURES
+from infer_proofs.kernels.compiled.residency import count_resident_programs
+from infer_proofs.kernels.compiled.shipped import compile_launch
 
 HEAD_DIMS = (64, 96, 128, 256)
 SHAPES = {

@@ -23,9 +23,9 @@ from infer_bench.kernels.cases import Work, gate_up, mix
 from infer_bench.kernels.prefill_configs import HEAD, facts
 from infer_bench.results import table
 from infer_kernels import linear_invariant
-from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
-from infer_kernels.checks.compiled.gpu_cards import ARCHITECTURES
 from infer_kernels.linear.product_tiles import ProductTile
+from infer_proofs.kernels.compiled.ahead_of_time import compile_afresh
+from infer_proofs.kernels.compiled.gpu_cards import ARCHITECTURES
 
 SHAPES = (
     (64, 128, 64, 4, 4),

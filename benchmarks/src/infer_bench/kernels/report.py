@@ -11,8 +11,8 @@ from importlib.metadata import version
 from infer_bench.kernels.main_loops import describe_main_loops
 from infer_bench.results import ROOT, table
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
+from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
+from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch
 
 CAPABILITIES = (80, 90, 120)
 DOCUMENT = ROOT / "docs" / "kernel-report.md"

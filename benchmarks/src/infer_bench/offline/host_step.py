@@ -42,8 +42,8 @@ from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import Abort, Submit
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
 from infer_models import CausalLM
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 BATCHES, CONTEXTS = (1, 64, 256), (200, 4000)
 SAMPLINGS = {

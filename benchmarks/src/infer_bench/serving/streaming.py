@@ -31,10 +31,10 @@ from infer_bench.limits import Limit, judge
 from infer_bench.results import ROOT, Columns, argument_parser, columns_table, save
 from infer_bench.serving.null_engine import null_engine
 from infer_engine.frontend.async_engine import AsyncEngine
+from infer_proofs.server import running_server
 from infer_server import ServerSettings
 from infer_server.connections.event_loop import new_event_loop
 from infer_server.connections.garbage import rare_collections
-from infer_server.testing import running_server
 
 STREAMS = (1, 8, 64, 256)
 FLOOR, AIM = 8_000, 20_000

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infer_bench.client.http import http_client
 from infer_bench.limits import Finding
 from infer_bench.soak.tally import OUTCOMES, Tally
-from infer_server.testing import metric_samples
+from infer_proofs.server import metric_samples
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 """Values by name and labels."""

@@ -10,8 +10,8 @@ import httpx
 
 from infer_bench.client.http import http_client
 from infer_bench.soak.tally import Outcome, UnexpectedReplyError
-from infer_server.testing import open_socket
-from infer_server.testing.hostile_requests import (
+from infer_proofs.server import open_socket
+from infer_proofs.server.hostile_requests import (
     NOT_JSON,
     ODD,
     SOUND,

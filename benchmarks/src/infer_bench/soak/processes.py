@@ -9,7 +9,7 @@ from infer_bench.soak.clock import Clock
 from infer_bench.soak.counters import read_samples, sum_of
 from infer_bench.soak.latency import Kill, OthersCpu
 from infer_bench.soak.memory import MemorySeries
-from infer_engine.testing.processes import core_processes
+from infer_proofs.engine.processes import core_processes
 
 MIB = 2**20
 RECOVERED_WITHIN_S = 60.0

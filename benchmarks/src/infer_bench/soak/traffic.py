@@ -17,7 +17,7 @@ from infer_bench.soak import hostile
 from infer_bench.soak.clock import Clock
 from infer_bench.soak.latency import Stream
 from infer_bench.soak.tally import Outcome, Tally, UnexpectedReplyError
-from infer_server.testing.mixed_streams import mixed_bodies
+from infer_proofs.server.mixed_streams import mixed_bodies
 
 NUM_BODIES = 16
 """Different streams whose texts are checked."""

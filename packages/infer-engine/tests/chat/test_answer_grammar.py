@@ -18,7 +18,7 @@ from infer_engine.protocol import ChatPrompt, ContentDelta, StructuredOutputs, T
 from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_models.text import REASONING_FORMATS, TOOL_CALL_FORMATS, ReasoningState, Tokenizer, ToolCallFormat
-from infer_models.text.testing import split_byte_level
+from infer_proofs.text import split_byte_level
 
 NONE, MAY_BEGIN, OPEN = ReasoningState.NONE, ReasoningState.MAY_BEGIN, ReasoningState.OPEN
 CITY = {

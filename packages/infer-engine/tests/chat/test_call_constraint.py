@@ -14,9 +14,9 @@ from infer_engine.chat.call_constraint import CallConstraint
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
 from infer_engine.structured.bitmasks import holds
-from infer_engine.testing import call_constraints
-from infer_engine.testing.call_constraints import END, TOKENIZER, tokens
 from infer_models.text import TOOL_CALL_FORMATS, ReasoningState, ToolCallFormat
+from infer_proofs.engine import call_constraints
+from infer_proofs.engine.call_constraints import END, TOKENIZER, tokens
 
 FORMATS = list(TOOL_CALL_FORMATS.values())
 HERMES = TOOL_CALL_FORMATS["hermes"]

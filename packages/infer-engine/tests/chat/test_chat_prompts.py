@@ -7,7 +7,7 @@ import pytest
 from infer_engine.chat.formats import ChatFormats
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
 from infer_models.text import ReasoningState
-from infer_models.text.testing import HERMES, KIMI_K2, family_tokenizer
+from infer_proofs.text import HERMES, KIMI_K2, family_tokenizer
 
 USER = ChatMessage(role="user", content="Hi")
 TOOLS = (Tool(name="f"), Tool(name="g"))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
 from infer_engine.structured.bitmasks import holds
-from infer_engine.testing.call_constraints import constraint, masked, tokens
 from infer_models.text import TOOL_CALL_FORMATS, ToolCallFormat
+from infer_proofs.engine.call_constraints import constraint, masked, tokens
 
 FORMATS = [each for each in TOOL_CALL_FORMATS.values() if each.literals is not None]
 GEMMA, LFM2, OLMO, LLAMA = (TOOL_CALL_FORMATS[name] for name in ("gemma4", "lfm2", "olmo3", "llama4_pythonic"))

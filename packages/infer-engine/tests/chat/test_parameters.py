@@ -13,8 +13,8 @@ from infer_engine.chat.arguments.parameter_types import ParameterTypes, type_of
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.protocol import ContentDelta, Tool, ToolCallDelta
 from infer_engine.structured.bitmasks import holds
-from infer_engine.testing.call_constraints import constraint, masked, tokens
 from infer_models.text import TOOL_CALL_FORMATS, ToolCallFormat
+from infer_proofs.engine.call_constraints import constraint, masked, tokens
 
 FORMATS = [each for each in TOOL_CALL_FORMATS.values() if each.parameters is not None]
 UNTOLD = [each for each in FORMATS if not each.parameters.json_name_end]  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 from infer_engine.chat.formats import ChatFormats
 from infer_engine.protocol import ChatMessage, ChatPrompt, ContentDelta, ReasoningDelta, Tool, ToolCall, ToolCallDelta
 from infer_models.text import IncrementalDetokenizer, Tokenizer
-from infer_models.text.testing import FAMILIES, family_tokenizer
+from infer_proofs.text import FAMILIES, family_tokenizer
 
 TOKENIZERS = {name: family_tokenizer(template) for name, template in FAMILIES.items()}
 ENDS = {

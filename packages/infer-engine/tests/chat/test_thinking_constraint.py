@@ -5,8 +5,8 @@ import pytest
 from infer_engine.chat.thinking_constraint import ThinkingConstraint
 from infer_engine.messages import ThinkingLimit
 from infer_engine.structured.bitmasks import holds
-from infer_engine.testing.call_constraints import COMPILER, TOKENIZER, tokens
 from infer_models.text import REASONING_FORMATS, ReasoningState
+from infer_proofs.engine.call_constraints import COMPILER, TOKENIZER, tokens
 
 END = tokens("</think>")
 [CALL] = tokens("<|call|>")

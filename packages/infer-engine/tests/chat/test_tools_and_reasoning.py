@@ -34,7 +34,7 @@ from infer_models.text import (
     StopStringMatcher,
     Tokenizer,
 )
-from infer_models.text.testing import CHATML, byte_level, chat_tokenizer
+from infer_proofs.text import CHATML, byte_level, chat_tokenizer
 
 THINK, HERMES = REASONING_FORMATS["think"], TOOL_CALL_FORMATS["hermes"]
 BYTES = Tokenizer(byte_level())

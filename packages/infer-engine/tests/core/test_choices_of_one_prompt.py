@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.testing.models import FAMILIES, random_prompt
-from infer_kernels.checks.pairwise import parametrize_each_value
+from infer_proofs.engine.models import FAMILIES, random_prompt
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 PROMPT = random_prompt(30)
 NUM_TOKENS = 10

@@ -7,7 +7,7 @@ import pytest
 from infer_engine.messages import StepResult
 from infer_engine.protocol import FinishReason, SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
 
 LIMITS = SchedulerLimits(max_batch_size=4, max_num_batched_tokens=16, prefill_chunk_size=4)
 

@@ -10,11 +10,11 @@ from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine
-from infer_engine.testing.models import ModelEngine, random_prompt
-from infer_kernels.checks.python_instructions import num_instructions
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.engine.formula import FormulaEngine
+from infer_proofs.engine.models import ModelEngine, random_prompt
+from infer_proofs.kernels.python_instructions import num_instructions
+from infer_proofs.text import byte_level
 
 BLOCK_SIZE = 4
 MANY = 400
@@ -37,10 +37,10 @@ def costs_of_decodes(step: Callable[[], object], *, between: int) -> tuple[int, 
 
     for _ in range(10):
         step()
-    early = num_instructions(steps, of="infer_", without=".testing.")
+    early = num_instructions(steps, of="infer_", without="infer_proofs.")
     for _ in range(between):
         step()
-    return early, num_instructions(steps, of="infer_", without=".testing.")
+    return early, num_instructions(steps, of="infer_", without="infer_proofs.")
 
 
 @pytest.mark.covers("requests/cost-of-the-rest")

@@ -8,8 +8,8 @@ import pytest
 from infer_engine.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.step_runner import EngineFailedError
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, collect, expected_tokens, tokens_of
 
 NAMES = "abcdefgh"
 

@@ -8,8 +8,8 @@ from infer_engine.assembly.core import CoreParts
 from infer_engine.messages import TokenOutput
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.step_runner import EngineFailedError
-from infer_engine.testing.faults import Fault, FaultPlan, InjectedFaultError
-from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan, InjectedFaultError
+from infer_proofs.engine.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
 NAMES = "abcd"
 STEPS = 200

@@ -9,10 +9,10 @@ import pytest
 
 from infer_engine.messages import TokenOutput
 from infer_engine.step_runner import EngineFailedError
-from infer_engine.testing.faults import Fault
-from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.engine.faults import Fault
+from infer_proofs.engine.formula import collect, tokens_of
+from infer_proofs.engine.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
 
 NUM_TOKENS = 8
 PROMPTS = {"one": random_prompt(5), "two": random_prompt(20), "three": random_prompt(9), "four": random_prompt(33)}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.testing.models import (
+from infer_models import CausalView
+from infer_proofs.engine.models import (
     ALL_FAMILIES,
     ATTENTION_FAMILIES,
     VOCAB_SIZE,
@@ -19,9 +20,8 @@ from infer_engine.testing.models import (
     random_prompt,
     sound_tokens,
 )
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_one_in_all_ways, parametrize_pairwise
-from infer_models import CausalView
-from infer_models.testing import save_tiny_nanogpt, save_tiny_tokenizer
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_one_in_all_ways, parametrize_pairwise
+from infer_proofs.models import save_tiny_nanogpt, save_tiny_tokenizer
 
 CHUNK = 8  # as long as Gemma's window
 NUM_TOKENS = 14

@@ -7,7 +7,7 @@ import pytest
 from infer_engine.messages import Inspect
 from infer_engine.protocol.snapshot import MAX_BLOCKS_SHOWN, MAX_SEQUENCES_SHOWN
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine
+from infer_proofs.engine.formula import FormulaEngine
 
 SHARED = [1, 2, 3, 4]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from infer_engine.speculation.speculator import MAX_DRAFT_ROWS
-from infer_engine.testing.models import STATE_FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_proofs.engine.models import STATE_FAMILIES, ModelEngine, random_prompt, sound_tokens
 
 NUM_TOKENS = 9
 BLOCK = 4

@@ -8,8 +8,8 @@ import pytest
 from infer_cache.block_pool import BlockPool
 from infer_engine.protocol import EngineStats
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, ManualClock
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, ManualClock
 
 NUM_BLOCKS = 20
 

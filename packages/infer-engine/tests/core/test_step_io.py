@@ -22,9 +22,9 @@ import pytest
 from infer_engine.messages import StepResult
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens
-from infer_engine.testing.models import ModelEngine, random_prompt
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, ManualClock, expected_tokens
+from infer_proofs.engine.models import ModelEngine, random_prompt
 
 OUTSIDE = frozenset({"_io", "_socket", "_ssl", "datetime", "fcntl", "io", "mmap", "posix", "select", "socket", "time"})
 """Modules of C whose functions reach the machine: its files, sockets, processes and clocks."""

@@ -14,14 +14,14 @@ from infer_engine.doctor.engine import RecordedEngine, SmallModel, examine_engin
 from infer_engine.doctor.oracle import LOGIT_TOLERANCES, MARGINS, Agreement, compare, small_config
 from infer_engine.protocol import EngineConfig
 from infer_engine.protocol.doctor import DoctorRequest
-from infer_engine.testing.doctor import examined, reporter_of
-from infer_engine.testing.models import ALL_FAMILIES
 from infer_kernels import paged_attention
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.cpu import library
 from infer_models import ModelConfig
-from infer_models.testing import save_tiny_nanogpt
+from infer_proofs.engine.doctor import examined, reporter_of
+from infer_proofs.engine.models import ALL_FAMILIES
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.models import save_tiny_nanogpt
 
 
 def half_windows(q: torch.Tensor, *args: Any, window: int | None = None, **options: Any) -> torch.Tensor:

@@ -24,7 +24,7 @@ from infer_engine.doctor.host import (
     versions,
 )
 from infer_engine.host_limits import HostLimits, MemoryLimit, ProcessorLimit
-from infer_engine.testing.doctor import examined
+from infer_proofs.engine.doctor import examined
 
 DRIVER = DriverFacts(
     node="/dev/nvidia0", driver_version="550.54.15", driver_cuda=(12, 4), libcuda_error="", visible_devices=None

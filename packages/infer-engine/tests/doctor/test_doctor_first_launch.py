@@ -5,7 +5,7 @@ import torch
 
 from infer_engine.doctor.first_launch import examine_first_launches, examine_launch
 from infer_engine.protocol.doctor import DoctorRequest
-from infer_engine.testing.doctor import examined, reporter_of
+from infer_proofs.engine.doctor import examined, reporter_of
 
 CPU = torch.device("cpu")
 

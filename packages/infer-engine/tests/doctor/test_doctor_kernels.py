@@ -18,14 +18,14 @@ from infer_engine.model_runner import runner
 from infer_engine.model_runner.loading.warm_up import warm_up
 from infer_engine.protocol.doctor import DoctorRequest
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.doctor import examined, reporter_of
-from infer_engine.testing.models import ALL_FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
 from infer_kernels import resolve_token_ids
 from infer_kernels.checks import CheckImpossibleError, SelfCheck, model_checks
-from infer_kernels.checks.compiled.ahead_of_time import record_variants
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import library
 from infer_models import ModelConfig
+from infer_proofs.engine.doctor import examined, reporter_of
+from infer_proofs.engine.models import ALL_FAMILIES, MAX_SEQ_LEN, ModelEngine, save_servable
+from infer_proofs.kernels.compiled.ahead_of_time import record_variants
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 CPU = torch.device("cpu")
 REQUEST = DoctorRequest(model=None, device="cpu", dtype="auto", seconds=600.0)

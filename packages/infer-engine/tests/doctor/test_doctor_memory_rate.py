@@ -10,8 +10,8 @@ from infer_engine.doctor import engine, memory_rate
 from infer_engine.doctor.engine import examine_engine
 from infer_engine.doctor.memory_rate import judge_memory_rate, rate_of_card
 from infer_engine.protocol.doctor import DoctorRequest
-from infer_engine.testing.doctor import examined, reporter_of
 from infer_kernels.checks.memory_rates import MemoryRates
+from infer_proofs.engine.doctor import examined, reporter_of
 
 REQUEST = DoctorRequest(model=None, device="cuda", dtype="auto", seconds=1.0)
 H100 = {"memory_clock_rate": 2_619_000, "memory_bus_width": 5120, "name": "NVIDIA H100 80GB HBM3"}

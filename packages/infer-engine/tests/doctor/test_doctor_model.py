@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from infer_engine.doctor.checkpoint import examine_checkpoint
-from infer_engine.testing.doctor import Examined, examined
-from infer_engine.testing.models import ALL_FAMILIES, save_servable
 from infer_kernels.cpu import library
 from infer_models import ModelConfig
-from infer_models.testing.gguf_files import save_gguf
+from infer_proofs.engine.doctor import Examined, examined
+from infer_proofs.engine.models import ALL_FAMILIES, save_servable
+from infer_proofs.models.gguf_files import save_gguf
 
 GIB = 2**30
 

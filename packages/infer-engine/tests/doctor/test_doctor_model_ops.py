@@ -11,8 +11,6 @@ import torch
 
 from infer_engine.doctor.kernels import examine_kernels
 from infer_engine.doctor.model_ops import ops_of
-from infer_engine.testing.doctor import examined
-from infer_engine.testing.models import ALL_FAMILIES, save_servable
 from infer_kernels import ExpertActivation
 from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, HeadOps, ModelOps, MoeOps, ScanOps
 from infer_models import CausalLM, KVCacheView, ModelConfig
@@ -25,7 +23,9 @@ from infer_models.families.nanogpt.model import NanoGPT
 from infer_models.families.olmo.model import HeadsNormAttention, Olmo
 from infer_models.families.qwen3_moe.model import Qwen3MoE
 from infer_models.layers import ParameterFactory
-from infer_models.testing import save_tiny_nanogpt
+from infer_proofs.engine.doctor import examined
+from infer_proofs.engine.models import ALL_FAMILIES, save_servable
+from infer_proofs.models import save_tiny_nanogpt
 
 LLAMA: dict[str, Any] = {
     "norm": "llama",

@@ -13,8 +13,8 @@ from infer_cache import max_blocks_in_window
 from infer_engine.messages import StepResult, TokenOutput
 from infer_engine.protocol import FinishReason, SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import (
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import (
     FormulaEngine,
     FormulaProposer,
     collect,

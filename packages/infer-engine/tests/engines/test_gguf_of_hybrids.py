@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from infer_engine import LLM, SamplingParams
-from infer_engine.testing.models import random_prompt
-from infer_models.testing import save_tiny, save_tiny_tokenizer
-from infer_models.testing.gguf_files import save_gguf
+from infer_proofs.engine.models import random_prompt
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
+from infer_proofs.models.gguf_files import save_gguf
 
 PROMPTS = [random_prompt(length) for length in (1, 9, 40)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

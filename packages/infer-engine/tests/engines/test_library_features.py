@@ -12,7 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from infer_engine import LLM, SamplingParams
 from infer_engine.frontend.completion import Completion
 from infer_engine.protocol import FinishReason
-from infer_engine.testing.models import (
+from infer_proofs.engine.models import (
     ATTENTION_FAMILIES,
     FAMILIES,
     VOCAB_SIZE,
@@ -20,7 +20,7 @@ from infer_engine.testing.models import (
     random_prompt,
     twin_prompt_logprobs,
 )
-from infer_kernels.checks.pairwise import parametrize_each_value
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 EOS = 2
 NUM_TOKENS = 12

@@ -16,9 +16,9 @@ from infer_engine.protocol import (
     FinishReason,
     InvalidRequestError,
 )
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
-from infer_kernels.checks.pairwise import parametrize_each_value
-from infer_models.testing import save_tiny_tokenizer
+from infer_proofs.engine.models import FAMILIES, VOCAB_SIZE, Twin, greedy_tokens, random_prompt
+from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.models import save_tiny_tokenizer
 
 NUM_TOKENS = 16
 PROMPTS = [random_prompt(length) for length in (1, 3, 8, 9, 17, 40)]

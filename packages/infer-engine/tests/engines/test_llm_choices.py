@@ -6,7 +6,7 @@ import pytest
 
 from infer_engine import LLM, SamplingParams
 from infer_engine.protocol import ContextLengthExceededError, FinishReason, StepOutput
-from infer_models.testing import save_tiny_llama, save_tiny_tokenizer
+from infer_proofs.models import save_tiny_llama, save_tiny_tokenizer
 
 VOCAB_SIZE = 320
 PROMPT = list(range(10, 50))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
-from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import FAMILIES, VOCAB_SIZE, ModelEngine, random_prompt
+from infer_proofs.engine.formula import collect, tokens_of
+from infer_proofs.engine.models import FAMILIES, VOCAB_SIZE, ModelEngine, random_prompt
 
 MAX_LEN = 48
 

@@ -12,8 +12,8 @@ import pytest
 import infer_engine
 from infer_engine import LLM, EngineConfig, SamplingParams, build_engine
 from infer_engine.protocol import EngineStatus, GenerateRequest
-from infer_engine.testing.cores import read
-from infer_engine.testing.faults import Fault, FaultPlan
+from infer_proofs.engine.cores import read
+from infer_proofs.engine.faults import Fault, FaultPlan
 
 EXPORTS = [
     "LLM",

@@ -10,8 +10,10 @@ import torch
 
 from infer_engine.doctor.kernels import examine_kernels
 from infer_engine.doctor.model_ops import ops_of
-from infer_engine.testing.doctor import examined
-from infer_engine.testing.models import (
+from infer_models import ModelConfig
+from infer_models.config.registry import PLUGINS, REGISTERED
+from infer_proofs.engine.doctor import examined
+from infer_proofs.engine.models import (
     VOCAB_SIZE,
     ModelEngine,
     Twin,
@@ -19,9 +21,7 @@ from infer_engine.testing.models import (
     random_prompt,
     sound_tokens,
 )
-from infer_models import ModelConfig
-from infer_models.config.registry import PLUGINS, REGISTERED
-from infer_models.testing import YARN_SCALING, TinyFamily, save_tiny_tokenizer, save_tiny_twin
+from infer_proofs.models import YARN_SCALING, TinyFamily, save_tiny_tokenizer, save_tiny_twin
 
 MODULE = Path(__file__).parents[3] / "infer-models" / "tests" / "new_family" / "infer_arcee.py"
 LENGTHS = (1, 7, 8, 41)

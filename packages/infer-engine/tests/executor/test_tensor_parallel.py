@@ -32,12 +32,12 @@ from infer_engine.protocol import (
 )
 from infer_engine.sizing import KVMemory
 from infer_engine.step_runner import EngineFailedError
-from infer_engine.testing.cores import GIVE_UP_S
-from infer_engine.testing.faults import Fault, Stage
-from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import ALL_FAMILIES, GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
-from infer_engine.testing.processes import rank_processes
-from infer_models.testing import TINY_FAMILIES, save_tiny_nanogpt, save_tiny_tokenizer
+from infer_proofs.engine.cores import GIVE_UP_S
+from infer_proofs.engine.faults import Fault, Stage
+from infer_proofs.engine.formula import tokens_of
+from infer_proofs.engine.models import ALL_FAMILIES, GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
+from infer_proofs.engine.processes import rank_processes
+from infer_proofs.models import TINY_FAMILIES, save_tiny_nanogpt, save_tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("no_file_of_ranks_is_left")
 

@@ -14,8 +14,8 @@ import pytest
 
 from infer_engine import build_engine
 from infer_engine.protocol import Engine, EngineConfig, EngineStatus, GenerateRequest, SamplingParams
-from infer_engine.testing.cores import GIVE_UP_S, read, tokens_of, until_replaced
-from infer_engine.testing.processes import core_processes, rank_processes
+from infer_proofs.engine.cores import GIVE_UP_S, read, tokens_of, until_replaced
+from infer_proofs.engine.processes import core_processes, rank_processes
 
 LONG = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
 

@@ -9,7 +9,8 @@ from infer_engine.ipc.core_client import CoreCallbacks
 from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.messages import Finish, StepResult
 from infer_engine.protocol import EngineStatus, EngineUnavailableError, FinishReason, GenerateRequest, SamplingParams
-from infer_engine.testing.cores import (
+from infer_models.text import dummy_tokenizer
+from infer_proofs.engine.cores import (
     GIVE_UP_S,
     VOCAB_SIZE,
     ScriptedCore,
@@ -18,7 +19,6 @@ from infer_engine.testing.cores import (
     scripted_tokens,
     tokens_of,
 )
-from infer_models.text import dummy_tokenizer
 
 
 def stop_strings(*stops: str) -> SamplingParams:

@@ -12,8 +12,8 @@ from infer_engine.protocol import (
     RequestFailure,
     SamplingParams,
 )
-from infer_engine.testing.cores import FailingTokenizer, ScriptedEngine, read, scripted_tokens, tokens_of
-from infer_models.text.testing import byte_level
+from infer_proofs.engine.cores import FailingTokenizer, ScriptedEngine, read, scripted_tokens, tokens_of
+from infer_proofs.text import byte_level
 
 
 async def test_a_request_that_fails_in_a_step_gets_its_error_and_the_others_their_tokens() -> None:

@@ -16,7 +16,7 @@ from infer_engine.protocol import (
     SamplingParams,
 )
 from infer_models.text import Tokenizer, dummy_tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.text import byte_level
 
 TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 MAX_SEQ_LEN = 32

@@ -17,9 +17,9 @@ from infer_engine.protocol import (
     InvalidRequestError,
 )
 from infer_engine.protocol import SamplingParams as Params
-from infer_engine.testing.cores import FailingTokenizer
 from infer_models.text import Tokenizer, dummy_tokenizer
-from infer_models.text.testing import byte_level, chat_tokenizer
+from infer_proofs.engine.cores import FailingTokenizer
+from infer_proofs.text import byte_level, chat_tokenizer
 
 VOCAB_SIZE = 300
 MAX_SEQ_LEN = 32

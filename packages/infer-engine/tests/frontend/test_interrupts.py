@@ -15,9 +15,9 @@ from infer_engine.frontend.interrupts import deferred_interrupts
 from infer_engine.frontend.sync_engine import SyncEngine
 from infer_engine.messages import StepResult
 from infer_engine.protocol import GenerateRequest, StepOutput
-from infer_engine.testing.cores import MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, scripted_tokens, tokens_of
-from infer_engine.testing.faults import Fault, FaultPlan
 from infer_models.text import dummy_tokenizer
+from infer_proofs.engine.cores import MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, scripted_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
 
 Interrupted = tuple[LLM, FaultPlan]
 NEVER = Fault(stage="forward", action="sleep", request_id="none")

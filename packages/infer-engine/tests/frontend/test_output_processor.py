@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import FinishReason, RequestFailure, StepOutput, TokenLogprob
-from infer_engine.testing.cores import FailingTokenizer
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, Tokenizer
-from infer_models.text.testing import byte_fallback, byte_level
+from infer_proofs.engine.cores import FailingTokenizer
+from infer_proofs.text import byte_fallback, byte_level
 
 KINDS = {"byte_level": Tokenizer(byte_level()), "byte_fallback": Tokenizer(byte_fallback())}
 BYTE_LEVEL = KINDS["byte_level"]

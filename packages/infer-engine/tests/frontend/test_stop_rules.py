@@ -7,7 +7,7 @@ from infer_engine.frontend.stop_rules import stop_rules
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import FinishReason, StepOutput
 from infer_models.text import IncrementalDetokenizer, Tokenizer
-from infer_models.text.testing import byte_fallback, byte_level
+from infer_proofs.text import byte_fallback, byte_level
 
 
 def with_special(kind: str) -> Tokenizer:

@@ -4,7 +4,8 @@ from infer_engine.frontend.input_processor import InputLimits, InputProcessor, P
 from infer_engine.frontend.sync_engine import SyncEngine
 from infer_engine.messages import Abort, Finish, StepResult
 from infer_engine.protocol import FinishReason, GenerateRequest, RequestFailure, SamplingParams, StepOutput
-from infer_engine.testing.cores import (
+from infer_models.text import Tokenizer, dummy_tokenizer
+from infer_proofs.engine.cores import (
     MAX_SEQ_LEN,
     VOCAB_SIZE,
     FailingTokenizer,
@@ -12,8 +13,7 @@ from infer_engine.testing.cores import (
     scripted_tokens,
     tokens_of,
 )
-from infer_models.text import Tokenizer, dummy_tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.text import byte_level
 
 
 class Calls:

@@ -9,7 +9,7 @@ import pytest
 
 from infer_engine.frontend.tokenizer_pool import LONG_CHARACTERS, NUM_THREADS, TokenizerPool
 from infer_engine.protocol import EngineUnavailableError
-from infer_engine.testing.cores import GIVE_UP_S
+from infer_proofs.engine.cores import GIVE_UP_S
 
 
 class Gate:

@@ -21,9 +21,9 @@ from infer_engine import EngineConfig
 from infer_engine.doctor.oracle import Oracle, compare, save_small_model
 from infer_engine.protocol import EngineStats
 from infer_engine.protocol.config import SchedulerPolicy
-from infer_engine.testing.models import ModelEngine, sound_tokens
-from infer_kernels.checks.devices import ON_GPU
-from infer_models.testing import LLAMA3_SCALING
+from infer_proofs.engine.models import ModelEngine, sound_tokens
+from infer_proofs.kernels.devices import ON_GPU
+from infer_proofs.models import LLAMA3_SCALING
 
 Values = dict[str, Any]
 """Fields of `EngineConfig`."""

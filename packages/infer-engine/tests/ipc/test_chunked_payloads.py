@@ -6,7 +6,7 @@ import pytest
 from infer_engine.ipc.chunked_payloads import CHUNK_TOKENS, ChunkAssembler, PromptLogprobsChunk, split_into_chunks
 from infer_engine.messages import StepResult, TokenOutput
 from infer_engine.protocol import TokenLogprob
-from infer_engine.testing.cores import ScriptedCore
+from infer_proofs.engine.cores import ScriptedCore
 
 
 def listed(num_tokens: int, *, first_id: int = 0) -> list[TokenLogprob | None]:

@@ -11,7 +11,7 @@ from infer_engine.messages import Abort, Halt, StepResult, Submit
 from infer_engine.protocol import SamplingParams
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.errors import GrammarError
-from infer_engine.testing.cores import ScriptedCore
+from infer_proofs.engine.cores import ScriptedCore
 
 VOCABULARY = Vocabulary([bytes([byte]) for byte in range(256)], special_ids=[], eos_token_ids=[])
 GRAMMAR = 'start: "yes"'

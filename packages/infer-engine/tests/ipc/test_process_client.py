@@ -25,7 +25,7 @@ from infer_engine.protocol import (
     InvalidRequestError,
     SamplingParams,
 )
-from infer_engine.testing.cores import GIVE_UP_S, read, tokens_of
+from infer_proofs.engine.cores import GIVE_UP_S, read, tokens_of
 
 LONG = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
 Running = tuple[Engine, psutil.Process]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_one_in_all_ways
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu import library
+from infer_proofs.engine.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_one_in_all_ways
+from infer_proofs.kernels.threads import torch_threads
 
 DTYPES = ("float32", "bfloat16")
 NUM_TOKENS = 5

@@ -23,9 +23,9 @@ from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank
 from infer_engine.protocol import EngineConfig
-from infer_engine.testing.models import save_servable
-from infer_engine.testing.recorded_steps import REFUSED, RecordingCapture
-from infer_kernels.checks.compiled.ahead_of_time import Launch, LaunchLog, compile_only
+from infer_proofs.engine.models import save_servable
+from infer_proofs.engine.recorded_steps import REFUSED, RecordingCapture
+from infer_proofs.kernels.compiled.ahead_of_time import Launch, LaunchLog, compile_only
 
 MAX_BATCH_SIZE, MAX_SEQ_LEN = 6, 300
 DECODES, MIXED = BatchShape(6, 6, is_decode_only=True), BatchShape(16, 6, is_decode_only=False)

@@ -12,11 +12,11 @@ from infer_engine.messages import TokenOutput
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
 from infer_engine.protocol import SamplingParams
-from infer_engine.testing.faults import Fault
-from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.checks.pairwise import parametrize_one_in_all_ways
+from infer_proofs.engine.faults import Fault
+from infer_proofs.engine.formula import collect, tokens_of
+from infer_proofs.engine.models import ALL_FAMILIES, FAMILIES, ModelEngine, random_prompt, sound_tokens
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.pairwise import parametrize_one_in_all_ways
 
 pytestmark = needs_cpu_kernels
 

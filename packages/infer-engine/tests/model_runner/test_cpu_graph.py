@@ -12,12 +12,12 @@ from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.staged_step import StagedStep
-from infer_engine.testing.models import ATTENTION_FAMILIES
 from infer_kernels import KVSlots, plan_attention
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import NotCapturableError
 from infer_models import CausalLM, load_model
-from infer_models.testing import save_tiny_nanogpt
+from infer_proofs.engine.models import ATTENTION_FAMILIES
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import save_tiny_nanogpt
 
 pytestmark = needs_cpu_kernels
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ import pytest
 from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
 from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
-from infer_engine.testing.interpreted.engine import run_interpreted
-from infer_engine.testing.models import save_servable
 from infer_kernels.gpu import Gpu
+from infer_proofs.engine.interpreted.engine import run_interpreted
+from infer_proofs.engine.models import save_servable
 
 QUICK = ["nothing", "old lengths", "old hidden states", "reads from the device", "never ends"]
 OTHERS = ["old token ids", "old positions", "old slots", "old query starts", "old rows", "old block table"]

@@ -17,8 +17,8 @@ from infer_engine.outputs import SampledTokens
 from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
 from infer_engine.step_runner import ComputedPass
-from infer_engine.testing.interpreted.engine import run_interpreted
-from infer_engine.testing.models import save_servable
+from infer_proofs.engine.interpreted.engine import run_interpreted
+from infer_proofs.engine.models import save_servable
 
 MIB = 1 << 20
 

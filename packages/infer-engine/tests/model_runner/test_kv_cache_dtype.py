@@ -13,12 +13,12 @@ from infer_cache import BlockHashes
 from infer_engine.assembly.core import build_core
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
 from infer_engine.protocol import EngineConfig
-from infer_engine.testing.faults import Fault
-from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import FAMILIES, GREEDY, ModelEngine, random_prompt, save_servable
 from infer_kernels import KVScales
 from infer_kernels.gpu import Gpu
 from infer_models import ModelConfig
+from infer_proofs.engine.faults import Fault
+from infer_proofs.engine.formula import tokens_of
+from infer_proofs.engine.models import FAMILIES, GREEDY, ModelEngine, random_prompt, save_servable
 
 NUM_TOKENS = 12
 PROMPTS = {"long": random_prompt(70), "short": random_prompt(3), "middle": random_prompt(33)}

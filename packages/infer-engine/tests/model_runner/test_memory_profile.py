@@ -13,7 +13,7 @@ from infer_engine.model_runner.runner import ModelRunner
 from infer_engine.protocol import EngineConfig
 from infer_engine.sampling.prompt_logprobs import ROWS_AT_ONCE
 from infer_engine.sampling.sampler import Sampler
-from infer_models.testing import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
+from infer_proofs.models import save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ from infer_engine.model_runner import runner
 from infer_engine.model_runner.loading.warm_up import warm_up, warm_up_gpu
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.models import GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
 from infer_kernels import resolve_token_ids
-from infer_kernels.checks.compiled.ahead_of_time import record_variants
+from infer_proofs.engine.models import GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
+from infer_proofs.kernels.compiled.ahead_of_time import record_variants
 
 LIMITS = SchedulerLimits(max_batch_size=24, max_num_batched_tokens=256, prefill_chunk_size=100)
 VOCAB_SIZE = 320

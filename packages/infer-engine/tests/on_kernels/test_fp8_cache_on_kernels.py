@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from infer_engine.testing.interpreted.engine import answer, run_interpreted
-from infer_engine.testing.models import save_servable
+from infer_proofs.engine.interpreted.engine import answer, run_interpreted
+from infer_proofs.engine.models import save_servable
 
 pytestmark = pytest.mark.full  # interpreted, a minute and more
 TOLERANCE = 0.2

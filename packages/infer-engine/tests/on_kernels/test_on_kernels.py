@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from infer_engine.testing.interpreted.engine import ANSWER_TOKENS, answer
+from infer_proofs.engine.interpreted.engine import ANSWER_TOKENS, answer
 
 CASES: dict[str, dict[str, Any]] = {
     "paged": {"block_size": 16, "prefill_chunk_size": 8},
@@ -53,7 +53,7 @@ def answer_interpreted(engines: list[tuple[Path, dict[str, Any]]]) -> list[dict[
     """Return what each engine answers, all in one process: to start it takes longer than to answer."""
     arguments = [argument for folder, config in engines for argument in (str(folder), json.dumps(config))]
     completed = subprocess.run(
-        [sys.executable, "-m", "infer_engine.testing.interpreted.engine", *arguments],
+        [sys.executable, "-m", "infer_proofs.engine.interpreted.engine", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infer_engine.testing.interpreted.engine import answer, run_interpreted
-from infer_engine.testing.models import VOCAB_SIZE
-from infer_models.testing import save_quantized, save_tiny_tokenizer
+from infer_proofs.engine.interpreted.engine import answer, run_interpreted
+from infer_proofs.engine.models import VOCAB_SIZE
+from infer_proofs.models import save_quantized, save_tiny_tokenizer
 
 pytestmark = pytest.mark.full  # interpreted, a minute and more
 CONFIG: dict[str, Any] = {"dtype": "float32", "block_size": 16, "prefill_chunk_size": 8}

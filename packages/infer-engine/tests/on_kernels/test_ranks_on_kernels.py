@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infer_engine.testing.interpreted.engine import ANSWER_TOKENS, answer, run_interpreted
+from infer_proofs.engine.interpreted.engine import ANSWER_TOKENS, answer, run_interpreted
 
 CONFIG: dict[str, Any] = {
     "dtype": "float32",

@@ -7,7 +7,7 @@ import pytest
 
 from infer_engine.processes.watchdog import Watchdog
 from infer_engine.protocol import EngineStatus, EngineUnavailableError
-from infer_engine.testing.cores import GIVE_UP_S, ScriptedEngine, read, scripted_tokens, tokens_of
+from infer_proofs.engine.cores import GIVE_UP_S, ScriptedEngine, read, scripted_tokens, tokens_of
 
 TIMEOUT_S = 1 / 16
 

@@ -22,8 +22,8 @@ from infer_engine.protocol import (
     StepOutput,
     StructuredOutputs,
 )
-from infer_engine.testing.cores import GIVE_UP_S, read, tokens_of, until_replaced
-from infer_engine.testing.processes import core_processes
+from infer_proofs.engine.cores import GIVE_UP_S, read, tokens_of, until_replaced
+from infer_proofs.engine.processes import core_processes
 
 NUM_TOKENS = 100
 KINDS = {

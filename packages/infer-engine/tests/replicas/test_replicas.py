@@ -32,7 +32,8 @@ from infer_engine.replicas.bookkeeping import MAX_LOSSES
 from infer_engine.replicas.combining import combine_stats
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
-from infer_engine.testing.cores import (
+from infer_models.text import dummy_tokenizer
+from infer_proofs.engine.cores import (
     GIVE_UP_S,
     INFO,
     MAX_SEQ_LEN,
@@ -44,7 +45,6 @@ from infer_engine.testing.cores import (
     scripted_tokens,
     tokens_of,
 )
-from infer_models.text import dummy_tokenizer
 
 LONG = 40
 

@@ -14,7 +14,7 @@ from infer_engine.protocol.stats import DraftCounts
 from infer_engine.replicas.prefix_index import BLOCK_TOKENS
 from infer_engine.replicas.replicated_client import ReplicatedCoreClient
 from infer_engine.replicas.routing import Router
-from infer_engine.testing.cores import GIVE_UP_S
+from infer_proofs.engine.cores import GIVE_UP_S
 
 STATS = EngineStats(num_blocks=8)
 

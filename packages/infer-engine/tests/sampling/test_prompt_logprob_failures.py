@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, expected_prompt_logprobs, expected_tokens, tokens_of
-from infer_engine.testing.models import GREEDY, ModelEngine, random_prompt, save_servable
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, expected_prompt_logprobs, expected_tokens, tokens_of
+from infer_proofs.engine.models import GREEDY, ModelEngine, random_prompt, save_servable
 
 ASKS = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=2)
 POISON = 2  # no token of any `random_prompt`

@@ -9,7 +9,7 @@ import pytest
 
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams, TokenLogprob
-from infer_engine.testing.models import (
+from infer_proofs.engine.models import (
     FAMILIES,
     ModelEngine,
     Twin,
@@ -17,7 +17,7 @@ from infer_engine.testing.models import (
     sound_tokens,
     twin_prompt_logprobs,
 )
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_one_in_all_ways
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_one_in_all_ways
 
 ASKS = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=3)
 ALL = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=20)

@@ -7,7 +7,7 @@ import torch
 
 from infer_engine.request import Request
 from infer_engine.sampling.sampler import Sampler
-from infer_engine.testing.sampling import choice_reference, running_request
+from infer_proofs.engine.sampling import choice_reference, running_request
 
 EOS = frozenset({0, 10**6})  # checkpoints name ids that their vocabulary lacks
 VOCAB = 8

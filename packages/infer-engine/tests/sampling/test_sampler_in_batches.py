@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infer_engine.outputs import SamplerOutput
 from infer_engine.request import Request
 from infer_engine.sampling.sampler import Sampler
-from infer_engine.testing.sampling import running_request
+from infer_proofs.engine.sampling import running_request
 
 VOCAB = 16
 MAX_ROWS = 6

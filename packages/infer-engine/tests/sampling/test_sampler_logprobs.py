@@ -6,7 +6,7 @@ import torch
 from infer_engine.protocol import TokenLogprob
 from infer_engine.request import Request
 from infer_engine.sampling.sampler import Sampler
-from infer_engine.testing.sampling import running_request
+from infer_proofs.engine.sampling import running_request
 
 VOCAB = 40
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

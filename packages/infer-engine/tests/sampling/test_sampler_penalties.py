@@ -7,7 +7,7 @@ import torch
 
 from infer_engine.request import Request
 from infer_engine.sampling.sampler import Sampler
-from infer_engine.testing.sampling import choice_reference, running_request
+from infer_proofs.engine.sampling import choice_reference, running_request
 
 VOCAB = 12
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

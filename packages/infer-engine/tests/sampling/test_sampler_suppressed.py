@@ -9,7 +9,7 @@ import torch
 from infer_engine.sampling.draw_buffers import Draws
 from infer_engine.sampling.logit_edits import SuppressedTokens, plan_edits
 from infer_engine.sampling.sampler import ChosenTokens, Sampler
-from infer_engine.testing.sampling import running_request
+from infer_proofs.engine.sampling import running_request
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])

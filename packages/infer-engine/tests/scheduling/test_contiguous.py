@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
 
 
 def engine(*, slots: int = 2, max_seq_len: int = 16, policy: Any = "fcfs", **limits: Any) -> FormulaEngine:

@@ -12,8 +12,8 @@ from infer_engine.messages import Submit
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Policy, SchedulerLimits
 from infer_engine.scheduling.policies import AGING_STEPS, MAX_AGING_LEVELS
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
-from infer_engine.testing.formula_runner import FormulaRunner
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.formula_runner import FormulaRunner
 
 
 def engine(policy: str, *, num_blocks: int = 1000, **limits: Any) -> FormulaEngine:

@@ -7,8 +7,8 @@ import pytest
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, collect, expected_tokens, tokens_of
 
 POLICIES = ["fcfs", "prefill_first", "decode_round_robin", "priority"]
 

@@ -20,8 +20,8 @@ from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, PrefillShare, Schedule, SchedulerLimits
 from infer_engine.scheduling.prefill_share import FLOOR
 from infer_engine.step_runner import ComputedPass, PromptLogprobs, no_prompt_logprobs
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
 MOST = 512
 Noise = Callable[[], float]

@@ -7,8 +7,8 @@ import pytest
 
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
 
 PROMPT = list(range(10, 21))  # 11 tokens: two blocks of 4 and 3 tokens more
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.scheduling.continuous import MAX_PROMPTS_IN_TURN
 from infer_engine.scheduling.policies import AGING_STEPS
-from infer_engine.testing.formula import FormulaEngine, collect, expected_tokens, tokens_of
+from infer_proofs.engine.formula import FormulaEngine, collect, expected_tokens, tokens_of
 
 MOST = 48
 

@@ -20,7 +20,8 @@ from infer_engine.protocol import (
     RequestStream,
     SamplingParams,
 )
-from infer_engine.testing.cores import (
+from infer_models.text import dummy_tokenizer
+from infer_proofs.engine.cores import (
     GIVE_UP_S,
     INFO,
     MAX_SEQ_LEN,
@@ -31,8 +32,7 @@ from infer_engine.testing.cores import (
     read,
     tokens_of,
 )
-from infer_models.text import dummy_tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.text import byte_level
 
 
 async def outcomes(scripted: ScriptedEngine, num_requests: int) -> tuple[list[RequestStream], int]:

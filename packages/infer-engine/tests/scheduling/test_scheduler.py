@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
 
 
 def engine(*, num_blocks: int = 10_000, block_size: int = 1, **limits: object) -> FormulaEngine:

@@ -10,9 +10,9 @@ import pytest
 from infer_engine.messages import TokenOutput
 from infer_engine.protocol import FinishReason, SamplingParams
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan, Stage
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
-from infer_engine.testing.models import ModelEngine, random_prompt, sound_tokens
+from infer_proofs.engine.faults import Fault, FaultPlan, Stage
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.models import ModelEngine, random_prompt, sound_tokens
 
 NAMES = "abcdefgh"
 

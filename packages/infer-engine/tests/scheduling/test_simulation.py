@@ -10,8 +10,8 @@ from hypothesis import settings
 
 from infer_engine.messages import StepResult
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan, Stage
-from infer_engine.testing.formula import FormulaEngine, expected_tokens
+from infer_proofs.engine.faults import Fault, FaultPlan, Stage
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens
 
 NUM_STEPS = 50 * settings().max_examples
 """1,250 by default, 10,000 in the `full` profile."""
@@ -157,7 +157,7 @@ def test_a_simulation_imports_no_torch() -> None:
     script = """
 import sys
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine
+from infer_proofs.engine.formula import FormulaEngine
 engine = FormulaEngine(num_blocks=9, limits=SchedulerLimits(max_batch_size=2, max_num_batched_tokens=8))
 engine.submit("a", [1, 2, 3], max_tokens=4)
 engine.run()

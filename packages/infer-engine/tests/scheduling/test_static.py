@@ -3,8 +3,8 @@
 import pytest
 
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.faults import Fault, FaultPlan
-from infer_engine.testing.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
+from infer_proofs.engine.faults import Fault, FaultPlan
+from infer_proofs.engine.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
 TIMEOUT_S = 0.5
 

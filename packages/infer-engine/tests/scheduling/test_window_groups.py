@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infer_cache import max_blocks_in_window
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.testing.formula import FormulaEngine, expected_tokens, tokens_of
+from infer_proofs.engine.formula import FormulaEngine, expected_tokens, tokens_of
 
 CHUNK = 8
 

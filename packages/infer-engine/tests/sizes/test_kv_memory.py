@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infer_cache import max_blocks_in_window
-from infer_engine.testing.models import ModelEngine, random_prompt, save_servable
+from infer_proofs.engine.models import ModelEngine, random_prompt, save_servable
 
 NUM_LAYERS = 26
 LAYER_TYPES = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(NUM_LAYERS)]

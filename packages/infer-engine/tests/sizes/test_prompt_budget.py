@@ -9,7 +9,7 @@ from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPT
 from infer_engine.protocol import EngineConfig
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import size_step
-from infer_engine.testing.formula import FormulaEngine
+from infer_proofs.engine.formula import FormulaEngine
 
 SIZES = [MAX_CAPTURED_TOKENS, *LARGER_SIZES]
 

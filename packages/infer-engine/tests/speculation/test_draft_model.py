@@ -9,8 +9,8 @@ import pytest
 
 from infer_engine import LLM
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import ModelEngine, Twin, random_prompt, save_servable
+from infer_proofs.engine.formula import tokens_of
+from infer_proofs.engine.models import ModelEngine, Twin, random_prompt, save_servable
 
 PROMPTS = {"a": random_prompt(9), "b": random_prompt(40), "c": random_prompt(21)}
 ASKED = {

@@ -18,12 +18,12 @@ from infer_engine.messages import TokenOutput
 from infer_engine.protocol import EngineConfig, SamplingParams, StructuredOutputs, Tool
 from infer_engine.speculation.proposals import Proposal
 from infer_engine.structured.grammar_text import to_grammar_text
-from infer_engine.testing.faults import Fault
-from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import ALL_FAMILIES, FAMILIES, STATE_FAMILIES, ModelEngine, Twin, random_prompt
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_models.config import ModelConfig
-from infer_models.testing import save_scripted
+from infer_proofs.engine.faults import Fault
+from infer_proofs.engine.formula import tokens_of
+from infer_proofs.engine.models import ALL_FAMILIES, FAMILIES, STATE_FAMILIES, ModelEngine, Twin, random_prompt
+from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.models import save_scripted
 
 PROMPTS = {"a": random_prompt(9), "b": random_prompt(3) * 4, "c": random_prompt(17)}
 SCHEMA = {

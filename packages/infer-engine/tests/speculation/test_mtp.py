@@ -14,12 +14,12 @@ from infer_engine.model_runner.mtp_drafter import MTPDrafter
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, SamplingParams, StructuredOutputs
 from infer_engine.request import Request
 from infer_engine.structured.grammar_text import to_grammar_text
-from infer_engine.testing.faults import Fault
-from infer_engine.testing.formula import tokens_of
-from infer_engine.testing.models import ModelEngine, random_prompt, save_servable
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_models import CausalView, load_model
-from infer_models.testing.checkpoints import save_mtp, save_mtp_of_pairs
+from infer_proofs.engine.faults import Fault
+from infer_proofs.engine.formula import tokens_of
+from infer_proofs.engine.models import ModelEngine, random_prompt, save_servable
+from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.models.checkpoints import save_mtp, save_mtp_of_pairs
 
 MTP = '{"method": "mtp"}'
 PROMPTS = {"a": random_prompt(21), "b": random_prompt(5), "c": random_prompt(21)[:13] + random_prompt(9)}

@@ -12,9 +12,9 @@ import pytest
 
 from infer_engine.protocol import SamplingParams
 from infer_engine.speculation.proposals import Proposal
-from infer_engine.testing.faults import Fault
-from infer_engine.testing.formula import collect, tokens_of
-from infer_engine.testing.models import ModelEngine, Twin
+from infer_proofs.engine.faults import Fault
+from infer_proofs.engine.formula import collect, tokens_of
+from infer_proofs.engine.models import ModelEngine, Twin
 
 if TYPE_CHECKING:
     from infer_engine.messages import TokenOutput

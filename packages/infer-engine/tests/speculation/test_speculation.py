@@ -17,7 +17,7 @@ from infer_engine.request import Request
 from infer_engine.scheduling import Schedule, SchedulerLimits
 from infer_engine.speculation.proposals import Proposal
 from infer_engine.step_runner import ComputedPass, StepRunner
-from infer_engine.testing.formula import FormulaEngine, FormulaProposer, expected_tokens, tokens_of
+from infer_proofs.engine.formula import FormulaEngine, FormulaProposer, expected_tokens, tokens_of
 
 NGRAM = '{"method": "ngram", "prompt_lookup_min": 1}'
 

@@ -11,7 +11,7 @@ from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
 from infer_engine.structured.grammar_text import HEADER
 from infer_engine.structured.json_schema.any_order import RULES, AnyOrder
 from infer_models.text import Tokenizer
-from infer_models.text.testing import split_byte_level
+from infer_proofs.text import split_byte_level
 
 TOKENIZER = Tokenizer(split_byte_level())
 [END] = [i for i in TOKENIZER.special_ids if TOKENIZER.id_to_token(i) == "<|im_end|>"]

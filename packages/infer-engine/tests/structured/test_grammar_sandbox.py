@@ -19,8 +19,8 @@ from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.structured.sandbox import MAX_GROWTH_BYTES, GrammarSandbox, SandboxSetup
 from infer_engine.structured.sandbox_queue import SandboxQueue
-from infer_engine.testing.cores import INFO, MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, read
 from infer_models.text import dummy_tokenizer
+from infer_proofs.engine.cores import INFO, MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, read
 
 GOOD = to_grammar_text(StructuredOutputs(choice=("yes", "no")))
 ANOTHER = to_grammar_text(StructuredOutputs(choice=("another",)))

@@ -4,8 +4,8 @@ Every op takes flat batches (`tokens` rows, no padding), computes in fp32 and ro
 tensors it runs its Triton kernel, on a CPU with a compiler its C++ kernel if it has one, and elsewhere (and wherever a
 gradient is wanted) plain PyTorch.
 
-`infer_kernels.reference` has the references, `infer_kernels.cpu` captured steps, and `infer_kernels.checks` what proves
-the ops: checks of a model's ops on the user's machine, and the tools of tests.
+`infer_kernels.reference` has the references, `infer_kernels.cpu` captured steps, and `infer_kernels.checks` checks of
+a model's ops on the user's machine.
 """
 
 from infer_kernels.attention import (

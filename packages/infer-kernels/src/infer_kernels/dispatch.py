@@ -7,7 +7,7 @@ from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.cpu.library import library
 
 TRITON_DEVICES = {"cuda"}
-"""Device types that take the Triton path; `infer_kernels.checks` adds "cpu" while it interprets or compiles."""
+"""Device types that take the Triton path; `infer_proofs.kernels` adds "cpu" while it interprets or compiles."""
 
 
 def wants_grad(*tensors: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 Triton has wheels for Linux alone, and PyTorch's wheels for CPUs do not bring it. This is the only module that imports
 it for what a server runs: all others take `triton` and `tl` from here, so that they can be imported everywhere. The
-tools of tests that work on Triton's inside (`infer_kernels.checks.compiled`, `interpreted` and `simulated_gpu`) import
+tools of tests that work on Triton's inside (`infer_proofs.kernels.compiled`, `interpreted` and `simulated_gpu`) import
 it themselves.
 """
 

@@ -11,7 +11,7 @@ from infer_kernels import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.checks.compiled.ahead_of_time import Launch, compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import Launch, compile_only
 
 KV_HEADS = 2
 

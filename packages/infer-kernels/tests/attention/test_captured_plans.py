@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_kernels import AttentionBuffers, AttentionHeads, DeviceMetadata, paged_attention, plan_attention_on_device
-from infer_kernels.checks.compiled.ahead_of_time import Launch, compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import Launch, compile_only
 
 KV_HEADS, Q_HEADS, HEAD_DIM, BLOCK_SIZE = 2, 8, 64, 64
 MAX_SEQS, MAX_TOKENS = 8, 64

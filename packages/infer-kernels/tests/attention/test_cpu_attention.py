@@ -10,10 +10,10 @@ import torch
 
 from infer_kernels import causal_attention, paged_attention, plan_attention
 from infer_kernels.checks.closeness import assert_attention_close
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
-from infer_kernels.checks.inputs.batch_attention import attend, attend_by_reference, part_of
 from infer_kernels.checks.inputs.batches import random_paged_batch, random_sinks
-from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.inputs.batch_attention import attend, attend_by_reference, part_of
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1), (1, 32), (1, 300)]  # (rows of q, tokens) of each sequence
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -13,7 +13,7 @@ from infer_kernels import (
     paged_attention,
     plan_attention_on_device,
 )
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 SIZES: dict[str, Any] = {
     "max_seqs": 2,

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.checks.kernel_bits import checksum, exact, make_exact, run
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu.compilation import SOURCE_FOLDER
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.kernel_bits import checksum, exact, make_exact, run
+from infer_proofs.kernels.threads import torch_threads
 
 PACKS = {"pack", "pack_quantized"}
 """They pack the weights of the layers whose results are compared."""

@@ -8,9 +8,9 @@ from infer_kernels import reference
 from infer_kernels.checks import ModelOps
 from infer_kernels.checks.cases.all_ops import ALL_OPS, IN_A_LAYER
 from infer_kernels.checks.cases.op_cases import OpCases
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES
 from infer_kernels.checks.op_call import EQUAL
 from infer_kernels.checks.self_check import misaligned
+from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES
 
 CPU = torch.device("cpu")
 OPS = [op for cases in ALL_OPS for op in cases.ops]

@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import pytest
 
-from infer_kernels.checks.pairwise import (
+from infer_proofs.kernels.pairwise import (
     SHARE,
     parametrize_each_value,
     parametrize_one_in_all_ways,

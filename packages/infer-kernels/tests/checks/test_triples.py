@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from infer_kernels.checks.triples import Combination, cover_triples
+from infer_proofs.kernels.triples import Combination, cover_triples
 
 Triples = dict[tuple[int, ...], set[tuple[int, ...]]]
 

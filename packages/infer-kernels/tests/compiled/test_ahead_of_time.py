@@ -13,9 +13,9 @@ import triton
 from infer_kernels.attention.triton.tile_configs import TileConfig, decode_config, prefill_config
 from infer_kernels.checks.cases.attention.launches import ATTENTION_CASES, AttentionCase, attention_tiles
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_kernels.checks.compiled.ahead_of_time import SHARED_MEMORY, CompiledKernel
-from infer_kernels.checks.compiled.residency import count_resident_programs
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
+from infer_proofs.kernels.compiled.ahead_of_time import SHARED_MEMORY, CompiledKernel
+from infer_proofs.kernels.compiled.residency import count_resident_programs
+from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch
 
 CAPABILITIES = [80, 89, 90, 100, 120]
 QUICK = (80, 90, 120)

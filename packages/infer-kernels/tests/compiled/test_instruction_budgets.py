@@ -1,6 +1,6 @@
 """What main loops may cost: kernels that read weights, keys and values must let them through as fast as memory is.
 
-Counted from machine code, at three quarters of issue slots: see `infer_kernels.checks.compiled.instruction_counts`. A
+Counted from machine code, at three quarters of issue slots: see `infer_proofs.kernels.compiled.instruction_counts`. A
 budget is what the kernels take, rounded up. Who makes one cheaper lowers it. Triton 3.6 makes up to half as many
 instructions more of the same quantized products.
 """
@@ -15,10 +15,10 @@ import triton
 from _pytest.mark.structures import ParameterSet
 
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_kernels.checks.compiled.gpu_cards import CARDS
-from infer_kernels.checks.compiled.instruction_counts import count_main_loop
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
-from infer_kernels.checks.compiled.streamed_bits import streamed_bits
+from infer_proofs.kernels.compiled.gpu_cards import CARDS
+from infer_proofs.kernels.compiled.instruction_counts import count_main_loop
+from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch
+from infer_proofs.kernels.compiled.streamed_bits import streamed_bits
 
 pytestmark = pytest.mark.skipif(
     triton.__version__.startswith("3.6."), reason="budgets are of what the locked triton compiles"

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from infer_kernels.checks.compiled.ahead_of_time import CompiledKernel
-from infer_kernels.checks.compiled.gpu_cards import ARCHITECTURES, CARDS
-from infer_kernels.checks.compiled.instruction_counts import LoopCount, count_loop
-from infer_kernels.checks.compiled.residency import count_resident_programs
-from infer_kernels.checks.compiled.sass import find_loops, innermost
-from infer_kernels.checks.compiled.tensor_products import mean_products
+from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
+from infer_proofs.kernels.compiled.gpu_cards import ARCHITECTURES, CARDS
+from infer_proofs.kernels.compiled.instruction_counts import LoopCount, count_loop
+from infer_proofs.kernels.compiled.residency import count_resident_programs
+from infer_proofs.kernels.compiled.sass import find_loops, innermost
+from infer_proofs.kernels.compiled.tensor_products import mean_products
 
 NESTED = """
 .text._kernel:

@@ -18,7 +18,6 @@ from infer_kernels.attention import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
 from infer_kernels.embedding import embedding_quantized_triton
 from infer_kernels.gated_activations import gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.linear.fused_products import FusedProducts
@@ -41,6 +40,7 @@ from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.quantization import QuantizedWeight
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
+from infer_proofs.kernels.compiled.ahead_of_time import compile_afresh
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infer_kernels import fused_moe
-from infer_kernels.checks.compiled.ahead_of_time import compile_afresh
+from infer_proofs.kernels.compiled.ahead_of_time import compile_afresh
 
 EXPERTS, CHOSEN, HIDDEN, INTERMEDIATE = 4, 2, 64, 32
 

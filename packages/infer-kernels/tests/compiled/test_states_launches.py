@@ -8,13 +8,13 @@ import torch
 import triton
 from torch import Tensor
 
-from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_afresh
-from infer_kernels.checks.compiled.instruction_counts import count_main_loop
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 from infer_kernels.states import StateRows
 from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
 from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
+from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_afresh
+from infer_proofs.kernels.compiled.instruction_counts import count_main_loop
 
 BATCHES = ((1, 1, 1), (16, 16, 0), (40, 7, 3), (8, 300, 5), (512, 2, 2))
 """(tokens, sequences, where index vectors start in a staging buffer)."""

@@ -25,10 +25,10 @@ from infer_kernels import (
     row_width,
     silu_and_mul,
 )
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.checks.inputs.batches import random_paged_batch, random_sinks
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu import CapturedStep, NotCapturableError
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = needs_cpu_kernels
 MAX_ROWS, HIDDEN, WIDTH = 20, 48, 80

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu.compilation import ELEMENTS, compilers
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 FLAGS = ["", "-march=x86-64-v3"] if platform.machine() == "x86_64" else [""]
@@ -38,7 +38,7 @@ def command_of(compiler: str) -> list[str] | None:
 def checksums(dtype: str, flags: str, command: str | None = None) -> list[str]:
     """Return the lines of what kernels compute that a compiler has made, and first what they were made for."""
     environment = {"INFER_CPU_KERNELS_FLAGS": flags} | ({} if command is None else {"CXX": command})
-    program = [sys.executable, "-m", "infer_kernels.checks.kernel_bits", dtype]
+    program = [sys.executable, "-m", "infer_proofs.kernels.kernel_bits", dtype]
     done = subprocess.run(program, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first, *lines = done.stdout.splitlines()

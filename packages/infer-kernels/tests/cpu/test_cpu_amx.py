@@ -15,11 +15,11 @@ from torch import Tensor
 from infer_kernels import fused_moe, linear, paged_attention, plan_attention, prepack, prepack_experts
 from infer_kernels.checks.closeness import assert_attention_close
 from infer_kernels.checks.inputs.batches import random_paged_batch
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu import PackedWeight, library
 from infer_kernels.cpu.packed_weight import panels_shape
 from infer_kernels.linear.cpu import pack_into
 from infer_kernels.reference import fused_moe_reference, paged_attention_reference
+from infer_proofs.kernels.threads import torch_threads
 
 loaded = library()
 pytestmark = pytest.mark.skipif(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu.compilation import SOURCE_FOLDER, Build, find_compiler
 from infer_kernels.cpu.library import Library, library
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 

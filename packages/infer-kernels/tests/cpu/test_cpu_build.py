@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infer_kernels.checks.cpu_kernels import has_cpu_kernels
 from infer_kernels.cpu.compilation import Build, BuildError, build, cache, cache_folder, compilers, find_compiler
+from infer_proofs.kernels.cpu_kernels import has_cpu_kernels
 
 USE = """
 import logging, torch
@@ -279,8 +279,8 @@ def test_kernels_can_be_switched_off() -> None:
 
 
 def test_tests_are_skipped_without_a_compiler_and_not_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infer_kernels.checks.cpu_kernels.library", lambda: None)
-    monkeypatch.setattr("infer_kernels.checks.cpu_kernels.is_switched_off", lambda: False)
+    monkeypatch.setattr("infer_proofs.kernels.cpu_kernels.library", lambda: None)
+    monkeypatch.setattr("infer_proofs.kernels.cpu_kernels.is_switched_off", lambda: False)
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", "")
     assert not has_cpu_kernels()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu.compilation.compilers import SOURCE_FOLDER, find_compiler
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import linear, linear_invariant, prepack
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu import PackedWeight
 from infer_kernels.reference import linear_invariant_reference
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.threads import torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}

@@ -27,10 +27,10 @@ from infer_kernels.checks import (
     model_checks,
 )
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.devices import DEVICES, ON_GPU
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
 from infer_kernels.checks.inputs.draws import random_draws
 from infer_kernels.checks.inputs.experts import random_experts
+from infer_proofs.kernels.devices import DEVICES, ON_GPU
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NUM_JOINS = 1000

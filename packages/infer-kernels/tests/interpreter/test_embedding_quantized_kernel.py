@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.embedding import embedding_quantized_reference, embedding_quantized_triton
 from infer_kernels.quantization import Encoding
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]

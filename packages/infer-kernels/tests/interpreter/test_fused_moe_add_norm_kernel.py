@@ -10,13 +10,13 @@ from torch import Tensor
 from infer_kernels import FusedProducts, PendingNorm, add_rms_norm, apply_pending_norm, fused_moe, fused_moe_add_norm
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import Experts, random_experts
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.moe.activation import ActivationName
 from infer_kernels.moe.fused_moe_triton import NORMED_COLUMNS
 from infer_kernels.norm import NormVariant
 from infer_kernels.quantization import quantize_int8
 from infer_kernels.reference import fused_moe_add_norm_reference, linear_reference
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 HALF_PRECISION = [torch.bfloat16, torch.float16]
 ACTIVATION: ActivationName = "silu_and_mul"

@@ -7,11 +7,11 @@ import torch
 
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
 from infer_kernels.moe import fused_moe
 from infer_kernels.moe.activation import ActivationName
 from infer_kernels.moe.fused_moe import fused_moe_reference
 from infer_kernels.moe.fused_moe_triton import group_pairs_triton
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ACTIVATIONS: list[ActivationName] = ["silu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu"]

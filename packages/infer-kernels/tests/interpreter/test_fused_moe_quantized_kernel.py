@@ -9,11 +9,11 @@ from torch import Tensor
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.checks.inputs.quantized_experts import QuantizedExperts, quantized_experts
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.moe.activation import ActivationName, choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.quantization import Encoding
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]

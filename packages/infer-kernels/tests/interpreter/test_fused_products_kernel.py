@@ -11,10 +11,10 @@ from triton.runtime import interpreter
 
 from infer_kernels import FusedProducts, PendingNorm, add_rms_norm, apply_pending_norm, gelu_tanh_and_mul, silu_and_mul
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.norm import NormVariant
 from infer_kernels.reference import gated_linear_reference, linear_add_norm_reference, linear_reference
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 HALF_PRECISION = [torch.bfloat16, torch.float16]
 SPLIT = 768

@@ -11,11 +11,11 @@ from triton.runtime import interpreter
 from infer_kernels import FusedProducts, FusedRouter, PendingNorm, Routing, apply_pending_norm, fused_moe, linear
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.moe.fused_moe_triton import PairGrouping, group_pairs_triton
 from infer_kernels.moe.router import Scoring, moe_router
 from infer_kernels.norm import NormVariant
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 RULES: list[tuple[Scoring, bool]] = [("softmax", True), ("softmax", False), ("softmax_of_top_k", True)]
 RULE: dict[str, Any] = {"experts_per_token": 2, "scoring": "softmax", "normalize": True}

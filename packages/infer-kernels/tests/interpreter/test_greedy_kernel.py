@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.reference import greedy_reference
 from infer_kernels.sampling import greedy, sample
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from infer_kernels.attention.triton.join_splits import join_splits
-from infer_kernels.checks.pairwise import parametrize_pairwise
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations

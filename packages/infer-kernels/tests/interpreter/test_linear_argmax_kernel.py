@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.linear import linear_argmax
 from infer_kernels.reference import linear_argmax_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

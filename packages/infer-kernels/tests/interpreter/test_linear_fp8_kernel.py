@@ -6,7 +6,6 @@ from torch import Tensor
 
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.linear.quantized.linear_fp8 import (
     linear_fp8_reference,
     linear_fp8_triton,
@@ -14,6 +13,7 @@ from infer_kernels.linear.quantized.linear_fp8 import (
     quantize_rows_fp8_triton,
 )
 from infer_kernels.quantization import QuantizedWeight
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.linear.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.checks.self_check import product_roundings
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]

@@ -11,12 +11,12 @@ from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.checks.inputs.quantized_experts import QuantizedExperts, quantized_experts
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
 from infer_kernels.moe.activation import choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.quantization import ENCODINGS, Encoding, QuantizedWeight, pack_pairs, tile_microscaled
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 GROUPS = {name: traits.tiled_group for name, traits in ENCODINGS.items() if traits.tiled}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -12,8 +12,6 @@ from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.checks.inputs.quantized_experts import quantized_experts
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.embedding import embedding_quantized_reference
 from infer_kernels.linear.quantized import linear_dequantized
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_reference, linear_quantized_triton
@@ -21,6 +19,8 @@ from infer_kernels.moe.activation import choose_activation
 from infer_kernels.moe.fused_moe import fused_moe_quantized_reference
 from infer_kernels.moe.fused_moe_quantized import fused_moe_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int4", "int8"]

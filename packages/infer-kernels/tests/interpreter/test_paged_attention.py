@@ -7,9 +7,9 @@ import torch
 
 from infer_kernels.attention.triton.plan import TritonAttentionPlan
 from infer_kernels.checks.closeness import assert_attention_close
-from infer_kernels.checks.inputs.batch_attention import attend, attend_by_reference, plan_batch
 from infer_kernels.checks.inputs.batches import random_paged_batch
 from infer_kernels.gpu import Gpu
+from infer_proofs.kernels.inputs.batch_attention import attend, attend_by_reference, plan_batch
 
 RAGGED = [(1, 37), (7, 7), (0, 5), (1, 0), (23, 61), (1, 1)]  # (rows of q, tokens) of each sequence
 

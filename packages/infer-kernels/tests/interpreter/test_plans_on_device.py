@@ -19,8 +19,8 @@ from infer_kernels import (
 )
 from infer_kernels.checks.closeness import assert_attention_close
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
 from infer_kernels.reference import paged_attention_reference
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
 
 MODEL: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 32}
 WIDE: dict[str, Any] = {"q_heads": 4, "kv_heads": 1, "head_dim": 512, "block_size": 32}

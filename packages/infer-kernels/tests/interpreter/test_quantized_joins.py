@@ -10,10 +10,10 @@ from triton.runtime import interpreter
 
 from infer_kernels import FusedProducts, prepack
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.interpreted.recorded_launches import record_launches
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_triton
 from infer_kernels.quantization import Encoding, QuantizedWeight
+from infer_proofs.kernels.interpreted.recorded_launches import record_launches
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 INPUTS, OUTPUTS = 2048, 200
 

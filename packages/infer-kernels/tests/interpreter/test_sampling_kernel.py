@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from infer_kernels.checks.inputs.draw_strategies import batches
 from infer_kernels.checks.inputs.draws import FIRST_SEED, LAST_SEED, Draws, assert_drawn, make_draws, random_draws
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.sampling import row_chunks, sample, sample_triton
 from infer_kernels.sampling.uniform import uniform
+from infer_proofs.kernels.inputs.draw_strategies import batches
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

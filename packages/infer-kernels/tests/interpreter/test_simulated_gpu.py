@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infer_kernels.checks.simulated_gpu import GpuSpec, Machine, PinnedMemoryError, simulated_gpus
+from infer_proofs.kernels.simulated_gpu import GpuSpec, Machine, PinnedMemoryError, simulated_gpus
 
 MIB = 1 << 20
 

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels import reference
-from infer_kernels.checks.cases.states.in_turn import SEQUENCES, assert_as_in_turn
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 from infer_kernels.states import StateRows
 from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
 from infer_kernels.states.gated_delta_rule import NORM_EPS as NORM_EPS_OF_REFERENCE
 from infer_kernels.states.gated_delta_rule_triton import NORM_EPS, gated_delta_rule_triton
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.kernels.states_in_turn import SEQUENCES, assert_as_in_turn
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LENGTHS, READ, WRITE = (3, 0, 1, 0, 5, 0), (4, 6, -1, -1, 0, -1), (5, 1, 2, -1, -1, 8)

@@ -9,7 +9,7 @@ from infer_kernels.attention.plan import HostMetadata
 from infer_kernels.attention.triton.paged_decode import SPLIT
 from infer_kernels.attention.triton.plan_memory import upload_metadata
 from infer_kernels.attention.triton.work_lists import DecodeWorkList, PrefillWorkList, WorkList
-from infer_kernels.checks.pairwise import parametrize_each_value
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 Sequence = tuple[int, int, bool]  # rows, tokens with those of the rows, whether they are of a prompt
 

@@ -18,12 +18,12 @@ from infer_kernels import (
     quantize_int8,
 )
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu import CapturedStep, PackedQuantizedWeight
 from infer_kernels.quantization import Encoding
 from infer_kernels.quantization.quantized_rows import linear_quantized_rows_reference, quantize_rows_reference
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = needs_cpu_kernels
 CPU = torch.device("cpu")

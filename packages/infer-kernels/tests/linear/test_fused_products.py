@@ -9,14 +9,14 @@ from torch import Tensor
 
 from infer_kernels import FusedProducts, PendingNorm, SeparateProducts, linear, linear_invariant, silu_and_mul
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
-from infer_kernels.checks.compiled.gpu_cards import CARDS
-from infer_kernels.checks.compiled.instruction_counts import count_main_loop
-from infer_kernels.checks.compiled.residency import count_resident_programs
-from infer_kernels.checks.compiled.shipped import SHIPPED_CASES, compile_launch
-from infer_kernels.checks.compiled.streamed_bits import streamed_bits
 from infer_kernels.linear.fused_products_triton import programs_per_sm
 from infer_kernels.quantization import quantize_int8
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.gpu_cards import CARDS
+from infer_proofs.kernels.compiled.instruction_counts import count_main_loop
+from infer_proofs.kernels.compiled.residency import count_resident_programs
+from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch
+from infer_proofs.kernels.compiled.streamed_bits import streamed_bits
 
 ROWS, INPUTS, HIDDEN = 16, 64, 96
 NORM = torch.ones(HIDDEN).bfloat16()

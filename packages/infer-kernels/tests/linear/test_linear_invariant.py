@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels import linear, prepack
-from infer_kernels.checks.compiled.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
-from infer_kernels.checks.pairwise import parametrize_each_value
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.linear.linear_invariant import linear_invariant, linear_invariant_reference
+from infer_proofs.kernels.compiled.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
+from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.kernels.threads import torch_threads
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 1), (130, 1), (17, 5), (33, 37), (64, 64), (576, 48)]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import QuantizedWeight, fused_moe, linear, prepack, prepack_experts
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.quantization import Encoding
 from infer_kernels.quantization.quantized_rows import most_outliers, quantize_rows_reference
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 ENCODINGS: tuple[Encoding, ...] = ("int8", "int4", "e2m1")

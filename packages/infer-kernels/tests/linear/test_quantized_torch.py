@@ -9,7 +9,6 @@ from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.checks.inputs.quantized_experts import quantized_experts
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.embedding import embedding_quantized_torch
 from infer_kernels.linear.quantized.linear_fp8 import linear_fp8_torch, takes_fp8_products
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch
@@ -23,6 +22,7 @@ from infer_kernels.reference import (
     linear_quantized_reference,
     quantize_rows_fp8_reference,
 )
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ENCODINGS: list[Encoding] = ["int8", "int4", "e2m1", "fp8_e4m3"]

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_kernels import QuantizedWeight, embedding_quantized, fused_moe, linear, prepack, prepack_experts
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.checks.inputs.quantized_weights import random_quantized
 from infer_kernels.cpu import PackedQuantizedWeight
 from infer_kernels.quantization import Encoding, pack_sixes
 from infer_kernels.quantization.code_packing import unpack_sixes
 from infer_kernels.quantization.quantized_rows import linear_quantized_rows_reference
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 SHAPES = ((37, 256), (64, 512), (33, 2304), (40, 160))
 ROWS = (1, 2, 3, 7, 8, 13, 33)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from infer_kernels import fused_moe, linear, moe_router, prepack, prepack_experts
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.checks.inputs.experts import random_experts
 from infer_kernels.cpu import CapturedStep, PackedExperts, PackedWeight
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from infer_kernels import QuantizedWeight, fused_moe, linear, prepack, prepack_experts
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.checks.inputs.experts import Experts, random_experts
 from infer_kernels.checks.inputs.quantized_experts import quantized_experts
 from infer_kernels.cpu import CapturedStep, PackedQuantizedExperts
 from infer_kernels.quantization import Encoding, quantize_int4, quantize_int8
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 pytestmark = needs_cpu_kernels
 ENCODINGS: tuple[Encoding, ...] = ("int8", "int4", "e2m1")

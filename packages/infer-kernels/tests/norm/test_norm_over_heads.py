@@ -8,8 +8,8 @@ from torch import Tensor
 
 from infer_kernels import NormVariant, rms_norm, sharded_rms_norm, sum_of_squares
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
 from infer_kernels.reference import rms_norm_reference, sharded_rms_norm_reference, sum_of_squares_reference
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant] = ["llama", "gemma"]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from infer_kernels import paged_attention
 from infer_kernels.checks.closeness import assert_attention_close
-from infer_kernels.checks.inputs.batch_attention import attend, attend_by_reference, plan_batch
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
-from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
+from infer_proofs.kernels.inputs.batch_attention import attend, attend_by_reference, plan_batch
+from infer_proofs.kernels.pairwise import parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

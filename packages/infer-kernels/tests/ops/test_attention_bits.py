@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from infer_kernels.checks.inputs.batch_attention import attend, part_of, plan_batch, rows_of
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch, random_sinks
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
+from infer_proofs.kernels.inputs.batch_attention import attend, part_of, plan_batch, rows_of
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from infer_kernels.checks.closeness import assert_attention_close
-from infer_kernels.checks.inputs.batch_attention import attend, attend_by_reference
 from infer_kernels.checks.inputs.batches import random_paged_batch
 from infer_kernels.checks.op_call import EQUAL
+from infer_proofs.kernels.inputs.batch_attention import attend, attend_by_reference
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

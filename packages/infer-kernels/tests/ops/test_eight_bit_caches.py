@@ -9,11 +9,11 @@ from torch import Tensor
 
 from infer_kernels import KVScales, KVSlots, qk_norm_rope_store, row_width
 from infer_kernels.checks.closeness import assert_attention_close
-from infer_kernels.checks.inputs.batch_attention import attend, attend_by_reference
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.qkv.kv_codes import encode_rows
 from infer_kernels.reference import qk_norm_rope_store_reference
+from infer_proofs.kernels.inputs.batch_attention import attend, attend_by_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from infer_kernels import fused_moe, prepack_experts
 from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.checks.inputs.experts import Experts, random_experts
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.moe.activation import ActivationName
 from infer_kernels.reference import fused_moe_reference
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

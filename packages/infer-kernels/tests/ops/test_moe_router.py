@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from infer_kernels import moe_router
-from infer_kernels.checks.pairwise import parametrize_each_value, parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.moe.router import Scoring
 from infer_kernels.reference import moe_router_reference
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

@@ -5,8 +5,8 @@ import torch
 
 from infer_kernels import NormVariant, QKNorm, Rotary, apply_rope, qk_norm_rope_store
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.reference import apply_rope_reference, qk_norm_rope_store_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from infer_kernels import NormVariant, QKNorm, Rotary, gelu_tanh_and_mul, qk_norm_rope_store, silu_and_mul
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.reference import qk_norm_rope_store_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 pytestmark = pytest.mark.usefixtures("every_path")
 

@@ -25,7 +25,7 @@ from infer_kernels import (
     rms_norm,
     silu_and_mul,
 )
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 X = torch.zeros(3, 8)
 WEIGHT = torch.zeros(8)

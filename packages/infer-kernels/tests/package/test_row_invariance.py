@@ -22,8 +22,8 @@ from infer_kernels import (
     silu_and_mul,
     sum_of_squares,
 )
-from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
+from infer_proofs.kernels.pairwise import parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

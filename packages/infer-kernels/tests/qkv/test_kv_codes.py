@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_kernels import KVScales, qk_norm_rope_store
-from infer_kernels.checks.inputs.batch_attention import attend, part_of
 from infer_kernels.checks.inputs.batches import PagedBatch, random_paged_batch
-from infer_kernels.checks.pairwise import parametrize_pairwise
 from infer_kernels.qkv.kv_codes import decode_rows, encode_rows
+from infer_proofs.kernels.inputs.batch_attention import attend, part_of
+from infer_proofs.kernels.pairwise import parametrize_pairwise
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

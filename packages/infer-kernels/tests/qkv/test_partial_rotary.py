@@ -8,9 +8,9 @@ from torch import Tensor
 
 from infer_kernels import NormVariant, QKNorm, Rotary, apply_rope, qk_norm_rope_store, rms_norm
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.reference import apply_rope_reference
+from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_only
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]

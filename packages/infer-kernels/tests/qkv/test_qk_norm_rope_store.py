@@ -8,11 +8,11 @@ from torch import Tensor
 
 from infer_kernels import KVSlots, NormVariant, apply_rope, rms_norm
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.compiled.ahead_of_time import LaunchLog, compile_only
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
 from infer_kernels.qkv.transforms import QKNorm, Rotary
+from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_only
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]

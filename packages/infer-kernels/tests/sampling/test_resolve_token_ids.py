@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_kernels.checks.compiled.ahead_of_time import compile_only
 from infer_kernels.reference import resolve_token_ids_reference
 from infer_kernels.resolve_token_ids import resolve_token_ids
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 
 def int32(*values: int) -> torch.Tensor:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from infer_kernels.checks.compiled.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_afresh, compile_only
-from infer_kernels.checks.compiled.residency import count_resident_programs
 from infer_kernels.checks.inputs.draws import random_draws
-from infer_kernels.checks.pairwise import parametrize_each_value
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
+from infer_proofs.kernels.compiled.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_afresh, compile_only
+from infer_proofs.kernels.compiled.residency import count_resident_programs
+from infer_proofs.kernels.pairwise import parametrize_each_value
 
 FILTERS = ["top_k", "top_p", "min_p"]
 

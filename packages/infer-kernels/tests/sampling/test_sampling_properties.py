@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from infer_kernels.checks.inputs.draw_strategies import batches
 from infer_kernels.checks.inputs.draws import Draws, assert_drawn
 from infer_kernels.reference import topk_logprobs_reference
 from infer_kernels.sampling import sample, topk_logprobs
+from infer_proofs.kernels.inputs.draw_strategies import batches
 
 
 @given(batch=batches())

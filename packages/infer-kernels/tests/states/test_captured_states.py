@@ -12,9 +12,9 @@ from infer_kernels import (
     gated_rms_norm,
     sigmoid_gate,
 )
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.cpu import CapturedStep
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = needs_cpu_kernels
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from infer_kernels import StateRows, causal_convolution, gated_convolution
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.reference import causal_convolution_reference, gated_convolution_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from infer_kernels import StateRows, gated_delta_rule
-from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.reference import gated_delta_rule_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

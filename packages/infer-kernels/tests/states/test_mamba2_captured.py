@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from infer_kernels import StateRows, mamba2_scan, rms_norm_of_gated
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu.calls import CapturedStep
 from infer_kernels.reference import mamba2_scan_reference, rms_norm_of_gated_reference
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
 
 def ints(*numbers: int) -> Tensor:

@@ -5,9 +5,9 @@ import torch
 
 from infer_kernels import gated_rms_norm, sigmoid_gate
 from infer_kernels.checks.closeness import assert_within_roundings
-from infer_kernels.checks.pairwise import parametrize_pairwise
-from infer_kernels.checks.threads import torch_threads
 from infer_kernels.reference import gated_rms_norm_reference, sigmoid_gate_reference
+from infer_proofs.kernels.pairwise import parametrize_pairwise
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

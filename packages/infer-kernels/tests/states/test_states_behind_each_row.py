@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from infer_kernels.checks.cases.states.in_turn import SEQUENCES, STATE_OPS, WITHOUT_ROWS, assert_as_in_turn
-from infer_kernels.checks.threads import torch_threads
+from infer_proofs.kernels.states_in_turn import SEQUENCES, STATE_OPS, WITHOUT_ROWS, assert_as_in_turn
+from infer_proofs.kernels.threads import torch_threads
 
 pytestmark = pytest.mark.usefixtures("cpu_path")
 

@@ -12,8 +12,8 @@ from infer_models import ModelConfig
 from infer_models.checkpoint import load_weights
 from infer_models.families.llama.model import Llama
 from infer_models.layers import OwnWeight, ParameterFactory
-from infer_models.testing import save_tiny
 from infer_models.weights import StoredWeight
+from infer_proofs.models import save_tiny
 
 
 class Renamed(Llama):

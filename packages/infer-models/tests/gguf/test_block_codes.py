@@ -12,7 +12,7 @@ from infer_models import CheckpointError
 from infer_models.gguf.block_types import BLOCK_TYPES, OTHER_TYPES, QUANTIZED
 from infer_models.quantization.gguf.block_codes import read_blocks
 from infer_models.quantization.gguf.block_format import BlockFormat
-from infer_models.testing.gguf_files import KINDS, random_blocks
+from infer_proofs.models.gguf_files import KINDS, random_blocks
 
 ROWS, BLOCKS = 64, 3
 

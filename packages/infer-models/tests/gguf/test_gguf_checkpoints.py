@@ -12,14 +12,14 @@ import torch
 
 import gguf
 from infer_kernels import QuantizedWeight, prepack
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import PackedQuantizedWeight
 from infer_models import CausalLM, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config.generation_config import GenerationConfig, read_generation_fields
 from infer_models.tensor_parallel import Shard
-from infer_models.testing import LLAMA3_SCALING, save_tiny, save_tiny_tokenizer
-from infer_models.testing.gguf_files import KINDS, save_gguf
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import LLAMA3_SCALING, save_tiny, save_tiny_tokenizer
+from infer_proofs.models.gguf_files import KINDS, save_gguf
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}

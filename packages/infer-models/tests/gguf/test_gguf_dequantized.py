@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 import gguf
 from infer_kernels import QuantizedWeight
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.layers import own_weights
 from infer_models.quantization.gguf.dequantization import dequantizer
 from infer_models.tensor_parallel import Shard
-from infer_models.testing import save_tiny
-from infer_models.testing.gguf_files import DEQUANTIZED_KINDS, random_blocks, save_gguf
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import save_tiny
+from infer_proofs.models.gguf_files import DEQUANTIZED_KINDS, random_blocks, save_gguf
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}

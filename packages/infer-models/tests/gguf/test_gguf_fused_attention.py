@@ -9,8 +9,8 @@ import torch
 import gguf
 from infer_models import CheckpointError
 from infer_models.model_loader import load_model
-from infer_models.testing import save_tiny
-from infer_models.testing.gguf_files import save_gguf
+from infer_proofs.models import save_tiny
+from infer_proofs.models.gguf_files import save_gguf
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}

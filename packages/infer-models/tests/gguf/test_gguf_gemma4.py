@@ -15,10 +15,10 @@ from infer_models import CausalLM, CausalView, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.gguf.end_tokens import end_token_ids
 from infer_models.gguf.header import read_header
-from infer_models.testing import TINY_FAMILIES, save_tiny
-from infer_models.testing.gguf_files import save_gguf
 from infer_models.text import Tokenizer as OwnTokenizer
 from infer_models.text.files.gguf_tokenizer import read_gguf_tokenizer
+from infer_proofs.models import TINY_FAMILIES, save_tiny
+from infer_proofs.models.gguf_files import save_gguf
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "own inputs and shared keys": ("gemma4", {}),

@@ -14,9 +14,9 @@ from infer_models import CheckpointError
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.checkpoint.stored_tensors import open_tensors
 from infer_models.gguf.header import GgufArray, read_header
-from infer_models.testing import save_tiny, save_tiny_tokenizer
-from infer_models.testing.gguf_files import save_gguf
 from infer_models.text.files.tokenizer_files import read_tokenizer_files
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
+from infer_proofs.models.gguf_files import save_gguf
 
 U32, U64, STRING, ARRAY, F32 = 4, 10, 8, 9, 6
 

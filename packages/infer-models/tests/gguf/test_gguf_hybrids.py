@@ -10,12 +10,12 @@ import transformers
 
 import gguf
 from infer_kernels import QuantizedWeight
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalLM, CausalView, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.layers import own_weights
-from infer_models.testing import TINY_FAMILIES, save_tiny
-from infer_models.testing.gguf_files import save_gguf
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import TINY_FAMILIES, save_tiny
+from infer_proofs.models.gguf_files import save_gguf
 
 CPU = torch.device("cpu")
 FAMILIES = ("lfm2", "qwen3_5", "qwen3_next", "qwen3_5_moe", "granitemoehybrid")

@@ -11,9 +11,9 @@ import gguf
 from infer_models import CheckpointError
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.config.generation_config import GenerationConfig
-from infer_models.testing import save_tiny, save_tiny_tokenizer
-from infer_models.testing.gguf_files import save_gguf
 from infer_models.text import Tokenizer
+from infer_proofs.models import save_tiny, save_tiny_tokenizer
+from infer_proofs.models.gguf_files import save_gguf
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASES = {FULL: {"rope_type": "default", "rope_theta": 1e6}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}

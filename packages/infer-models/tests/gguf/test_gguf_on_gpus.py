@@ -10,8 +10,8 @@ import torch
 from infer_kernels import QuantizedWeight, has_quantized_kernel
 from infer_kernels.dispatch import TRITON_DEVICES
 from infer_models import load_model
-from infer_models.testing import save_tiny
-from infer_models.testing.gguf_files import KINDS, save_gguf
+from infer_proofs.models import save_tiny
+from infer_proofs.models.gguf_files import KINDS, save_gguf
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}

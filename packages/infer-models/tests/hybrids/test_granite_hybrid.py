@@ -14,7 +14,7 @@ from infer_models.layer_states import StateSpec
 from infer_models.layers import GatedMLP
 from infer_models.layers.hybrid import Mamba2
 from infer_models.tensor_parallel import check_tensor_parallel_size
-from infer_models.testing import save_tiny
+from infer_proofs.models import save_tiny
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 320, (40,), generator=torch.Generator().manual_seed(1))

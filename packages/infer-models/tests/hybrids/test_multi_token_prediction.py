@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from infer_models import CausalView, CheckpointError, load_model
-from infer_models.testing import save_tiny
-from infer_models.testing.checkpoints import save_mtp
+from infer_proofs.models import save_tiny
+from infer_proofs.models.checkpoints import save_mtp
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_5_wrapped", "qwen3_5_moe_wrapped")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infer_models import CausalLM, CausalView, CheckpointError, ModelConfig, load_model
-from infer_models.testing import YARN_SCALING, TinyFamily, save_tiny_twin
+from infer_proofs.models import YARN_SCALING, TinyFamily, save_tiny_twin
 
 ARCEE = TinyFamily(config="ArceeConfig", model="ArceeForCausalLM")
 CASES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from infer_models import CheckpointError, ModelConfig, register_family
 from infer_models.config.registry import REGISTERED
 from infer_models.families.llama.config import read_llama
 from infer_models.families.llama.model import Llama
-from infer_models.testing import TinyFamily, save_tiny_twin
+from infer_proofs.models import TinyFamily, save_tiny_twin
 
 FOLDER = Path(__file__).parent
 PAGE = Path(__file__).parents[4] / "docs" / "new-family.md"

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infer_models import CheckpointError, load_model
-from infer_models.testing import QUANTIZED_CHECKPOINTS, save_quantized
-from infer_models.testing.quantized import read_scheme
+from infer_proofs.models import QUANTIZED_CHECKPOINTS, save_quantized
+from infer_proofs.models.quantized import read_scheme
 
 NAME = "model.layers.0.mlp.up_proj"
 SHAPE = (32, 96)

@@ -12,9 +12,9 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from infer_kernels import QuantizedWeight
 from infer_models.quantization import QuantizationScheme, StoredFormat
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
-from infer_models.testing import QUANTIZED_CHECKPOINTS
-from infer_models.testing.quantized import read_scheme
-from infer_models.testing.quantized_layers import quantize_fp8_blocks
+from infer_proofs.models import QUANTIZED_CHECKPOINTS
+from infer_proofs.models.quantized import read_scheme
+from infer_proofs.models.quantized_layers import quantize_fp8_blocks
 
 NAME = "model.layers.0.mlp.up_proj"
 SPELLINGS = {

@@ -12,8 +12,8 @@ from infer_kernels import QuantizedWeight
 from infer_models import CheckpointError
 from infer_models.quantization import StoredFormat
 from infer_models.quantization.gptq import GptqFormat
-from infer_models.testing.quantized import read_scheme
-from infer_models.testing.quantized_layers import quantize_gptq
+from infer_proofs.models.quantized import read_scheme
+from infer_proofs.models.quantized_layers import quantize_gptq
 
 NAME = "model.layers.0.mlp.up_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "sym": False, "desc_act": False}

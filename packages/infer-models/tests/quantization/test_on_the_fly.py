@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from infer_kernels import quantize_int4, quantize_int8
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_kernels.cpu import PackedQuantizedExperts, PackedQuantizedWeight
 from infer_kernels.linear.quantized import multiply
 from infer_models import CausalLM, CausalView, CheckpointError, load_model, save_model
 from infer_models.tensor_parallel import Shard
-from infer_models.testing import TINY_FAMILIES, save_quantized, save_tiny
-from infer_models.testing.ranks import run_ranks
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import TINY_FAMILIES, save_quantized, save_tiny
+from infer_proofs.models.ranks import run_ranks
 
 CPU = torch.device("cpu")
 IDS = torch.randint(3, 60, (24,), generator=torch.Generator().manual_seed(1))

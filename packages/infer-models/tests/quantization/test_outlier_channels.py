@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infer_kernels.checks.cpu_kernels import needs_cpu_kernels
 from infer_models import CausalView, load_model
-from infer_models.testing import QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
+from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.models import QUANTIZED_CHECKPOINTS, QuantizedTwin, save_quantized
 
 pytestmark = needs_cpu_kernels
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])

@@ -12,9 +12,9 @@ from infer_kernels import has_quantized_kernel
 from infer_kernels.quantization.quantized_rows import quantize_rows_reference
 from infer_models import CausalLM, CausalView, ModelConfig, load_model
 from infer_models.quantization import read_quantization
-from infer_models.testing import QUANTIZED_CHECKPOINTS, TINY_FAMILIES, QuantizedTwin, save_quantized
-from infer_models.testing.ranks import run_ranks
 from infer_models.weight_allocation import Quantization
+from infer_proofs.models import QUANTIZED_CHECKPOINTS, TINY_FAMILIES, QuantizedTwin, save_quantized
+from infer_proofs.models.ranks import run_ranks
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])

@@ -15,8 +15,8 @@ from infer_models.quantization.awq import AwqFormat
 from infer_models.quantization.compressed_tensors import PackedFormat
 from infer_models.quantization.gptq import GptqFormat
 from infer_models.quantization.scaled_format import ScaledFormat, ScaleGrid
-from infer_models.testing import QUANTIZED_CHECKPOINTS
-from infer_models.testing.quantized import read_scheme
+from infer_proofs.models import QUANTIZED_CHECKPOINTS
+from infer_proofs.models.quantized import read_scheme
 
 Q_PROJ, DOWN, GATE = (f"model.layers.3.{end}" for end in ("self_attn.q_proj", "mlp.down_proj", "mlp.gate"))
 W4: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from infer_models.text import ChatTemplate, ChatTemplateError, ChatTemplateMissingError, Tokenizer
-from infer_models.text.testing import CHATML, byte_level, chat_tokenizer, save_tokenizer
+from infer_proofs.text import CHATML, byte_level, chat_tokenizer, save_tokenizer
 
 BOS, START, END = 0, 1, 2
 TRIMMING = CHATML.replace("message.content", "message.content | trim")

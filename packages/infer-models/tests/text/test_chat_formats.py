@@ -18,7 +18,7 @@ from infer_models.text import (
     ReasoningState,
     Tokenizer,
 )
-from infer_models.text.testing import (
+from infer_proofs.text import (
     CHATML,
     FAMILIES,
     HERMES,

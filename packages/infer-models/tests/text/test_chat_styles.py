@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from infer_models.testing import CHAT_STYLES, TINY_FAMILIES, save_chat_style
 from infer_models.text import Tokenizer
+from infer_proofs.models import CHAT_STYLES, TINY_FAMILIES, save_chat_style
 
 QUESTION: dict[str, Any] = {"role": "user", "content": "Where is <eos> Rome?"}
 CONVERSATION = [{"role": "system", "content": "Be brief."}, QUESTION, {"role": "assistant", "content": "é"}, QUESTION]

@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from infer_models.text import ChatTemplateError, Conversation, ReasoningState
-from infer_models.text.testing import CHATML, HERMES, LLAMA_3, SPECIAL, control_ids, family_tokenizer
+from infer_proofs.text import CHATML, HERMES, LLAMA_3, SPECIAL, control_ids, family_tokenizer
 
 TRIMMED = CHATML.replace("{{ message.content }}", "{{ message.content | trim }}")
 OF_PARTS = CHATML.replace(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.text import IncrementalDetokenizer, Tokenizer
-from infer_models.text.testing import byte_fallback, byte_level, word_piece
+from infer_proofs.text import byte_fallback, byte_level, word_piece
 
 BYTE_LEVEL = Tokenizer(byte_level())
 BYTE_FALLBACK = Tokenizer(byte_fallback())

@@ -9,7 +9,7 @@ from tokenizers import models
 
 from infer_models.text import InfillEncoder, TextTooLongError, Tokenizer
 from infer_models.text.infill import INFILL_FORMATS, InfillFormat, infill_format
-from infer_models.text.testing import byte_fallback, byte_level
+from infer_proofs.text import byte_fallback, byte_level
 
 QWEN, STARCODER, CODESTRAL = INFILL_FORMATS[0], INFILL_FORMATS[1], INFILL_FORMATS[6]
 BEFORE, AFTER = "def fox():\n    ", "\n    return dog\n"

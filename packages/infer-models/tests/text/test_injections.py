@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from infer_models.text import ChatTemplate, ChatTemplateError, Conversation, ReasoningState, Tokenizer
-from infer_models.text.testing import (
+from infer_proofs.text import (
     CALL_ID,
     CHATML,
     FAMILIES,

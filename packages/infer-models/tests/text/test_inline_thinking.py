@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from infer_models.text import Conversation, Tokenizer
-from infer_models.text.testing import MARKERS, byte_level
+from infer_proofs.text import MARKERS, byte_level
 
 APART = (
     "{{ tools | tojson if tools }}{% set ns = namespace(last=0) %}{% for m in messages if m.role == 'user' %}"

@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from infer_models.text import TextTooLongError, Tokenizer
 from infer_models.text.slicing import SLICE_LENGTH, change_in_slices, slices
-from infer_models.text.testing import (
+from infer_models.text.token_count_bound import max_bytes_per_token
+from infer_proofs.text import (
     byte_fallback,
     byte_level,
     chat_tokenizer,
@@ -18,7 +19,6 @@ from infer_models.text.testing import (
     split_byte_level,
     word_piece,
 )
-from infer_models.text.token_count_bound import max_bytes_per_token
 
 KINDS = every_kind()
 SNIPPETS = [

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from infer_models.text import Conversation, Tokenizer
-from infer_models.text.testing import HERMES, LLAMA_3, MARKERS, MISTRAL_V11, SPECIAL, byte_level
+from infer_proofs.text import HERMES, LLAMA_3, MARKERS, MISTRAL_V11, SPECIAL, byte_level
 
 Message = dict[str, Any]
 Files = dict[str, object]

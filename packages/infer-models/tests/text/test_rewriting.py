@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infer_models.text import ChatTemplateError, Conversation
-from infer_models.text.testing import family_tokenizer
+from infer_proofs.text import family_tokenizer
 
 Message = dict[str, Any]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from infer_models.text import Tokenizer
-from infer_models.text.testing import byte_fallback, byte_level, every_kind, word_piece
+from infer_proofs.text import byte_fallback, byte_level, every_kind, word_piece
 
 KINDS = every_kind()
 BYTE_LEVEL, BYTE_FALLBACK = KINDS["byte_level"], KINDS["byte_fallback"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infer_models.errors import CheckpointError
 from infer_models.text import Tokenizer, dummy_tokenizer, save_dummy_tokenizer
-from infer_models.text.testing import byte_fallback, byte_level, save_tokenizer
+from infer_proofs.text import byte_fallback, byte_level, save_tokenizer
 
 CHAT = [{"role": "user", "content": "Hi"}]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_models.text import ChatTemplateError, Conversation, TextTooLongError
-from infer_models.text.testing import (
+from infer_proofs.text import (
     CHATML,
     FAMILIES,
     HERMES,

@@ -12,7 +12,7 @@ from transformers.models.llama.tokenization_llama import LlamaTokenizer
 
 from infer_models.errors import CheckpointError
 from infer_models.text import Tokenizer
-from infer_models.text.testing import byte_level
+from infer_proofs.text import byte_level
 
 TEXTS = [
     "hello world",

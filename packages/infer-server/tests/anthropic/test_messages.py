@@ -14,10 +14,10 @@ from infer_engine.protocol import (
     Tool,
     ToolCallDelta,
 )
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
 from infer_server.api.carried_thinking import carried_thinking
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: list[Any] = [{"name": "weather", "input_schema": SCHEMA}, {"name": "time", "input_schema": {"type": "object"}}]

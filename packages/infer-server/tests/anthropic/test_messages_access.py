@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import GenerateRequest
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 BODY = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 GUARDED = ServerSettings(api_key=("secret", "other"))

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from msgspec import structs
 
+from infer_proofs.server import FAKE_INFO, FakeEngine, sse_events
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FAKE_INFO, FakeEngine, sse_events
-from infer_server.testing.client import client_of
 
 REQUESTS = sorted((Path(__file__).parents[1] / "data" / "agents").glob("messages_*.json"))
 ROOMY = structs.replace(FAKE_INFO, max_seq_len=200_000)

@@ -18,8 +18,8 @@ from infer_engine.protocol import (
     RequestFailure,
     ToolCallDelta,
 )
+from infer_proofs.server import BusyOnce, FakeEngine, Script, running_server
 from infer_server import ServerSettings
-from infer_server.testing import BusyOnce, FakeEngine, Script, running_server
 
 Steps = Sequence[tuple[AnswerDelta, ...]]
 HI: list[Any] = [{"role": "user", "content": "How is Rome?"}]

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ChatMessage, Tool, ToolCall
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server.api.carried_thinking import carried_thinking
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ContentDelta, InvalidRequestError, QueueFullError
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
 
 BODY: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 FORMAT = {"type": "json_schema", "schema": {"type": "object"}}

@@ -16,10 +16,10 @@ from infer_engine.protocol import (
     RequestFailure,
     ToolCallDelta,
 )
+from infer_proofs.server import FakeEngine, Script, running_server, sse_events
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
 from infer_server.api.carried_thinking import thinking_in
-from infer_server.testing import FakeEngine, Script, running_server, sse_events
-from infer_server.testing.client import client_of
 
 BODY: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 CALL: tuple[tuple[AnswerDelta, ...], ...] = (

@@ -7,8 +7,8 @@ from contextlib import aclosing
 import pytest
 
 from infer_engine.protocol import GenerateRequest, RequestStream, RequestTimes, SamplingParams, StepOutput
+from infer_proofs.server import FakeEngine, Script
 from infer_server.api.outputs import merge_outputs
-from infer_server.testing import FakeEngine, Script
 
 
 class FaultyStream:

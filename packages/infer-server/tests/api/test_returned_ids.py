@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 
 ANSWER = Script(steps=(((1,), "Hello"), ((2, 3), " world"), ((), "!")))
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from infer_engine.protocol import CheckpointUnusableError, Engine, EngineConfig
+from infer_proofs.server import FAKE_INFO, server_process
 from infer_server.cli import main
-from infer_server.testing import FAKE_INFO, server_process
 
 
 def must_not_build(config: EngineConfig) -> Engine:
@@ -146,7 +146,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
         "import infer_server.cli; infer_server.cli.main(['doctor', '--help']); assert 'litestar' not in sys.modules",
         "import infer_server.doctor.command",
         "import infer_server; infer_server.create_app",
-        "import infer_server.connections.server, infer_server.testing",
+        "import infer_server.connections.server, infer_proofs.server",
     ],
 )
 def test_nothing_of_the_server_imports_torch(statement: str) -> None:

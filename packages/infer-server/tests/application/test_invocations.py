@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ContextLengthExceededError
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"prompt": "hi"}

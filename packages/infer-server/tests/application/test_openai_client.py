@@ -9,9 +9,9 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from infer_engine.protocol import QueueFullError, RequestFailure
-from infer_engine.testing.cores import ScriptedEngine
+from infer_proofs.engine.cores import ScriptedEngine
+from infer_proofs.server import BusyOnce, FakeEngine, Script, running_server
 from infer_server import ServerSettings
-from infer_server.testing import BusyOnce, FakeEngine, Script, running_server
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 

@@ -10,11 +10,11 @@ from hypothesis import Phase, settings
 from schemathesis.checks import CheckContext, CheckFunction
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from infer_proofs.server import FakeEngine, sse_events
 from infer_server import ServerSettings, create_app
 from infer_server.api.foreign_fields import ForeignFields
 from infer_server.openapi import other_names
 from infer_server.probe_paths import PROBE_PATHS
-from infer_server.testing import FakeEngine, sse_events
 
 Case = schemathesis.Case[Any]
 KEY = {"Authorization": "Bearer secret"}

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from infer_engine.protocol import BatchSnapshot, EngineStatus, EngineUnavailableError, GenerateRequest, SamplingParams
+from infer_proofs.server import FakeEngine, Script
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
 from infer_server.playground.snapshots import SharedSnapshots
-from infer_server.testing import FakeEngine, Script
-from infer_server.testing.client import client_of
 
 
 class PageParts(HTMLParser):

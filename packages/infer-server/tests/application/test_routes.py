@@ -7,10 +7,10 @@ import pytest
 from msgspec import structs
 
 from infer_engine.protocol import EngineStatus
+from infer_proofs.server import FAKE_INFO, FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
 from infer_server.probe_paths import PROBE_PATHS
-from infer_server.testing import FAKE_INFO, FakeEngine
-from infer_server.testing.client import client_of
 
 
 @pytest.mark.covers("http/models")

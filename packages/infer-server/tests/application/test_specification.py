@@ -10,7 +10,7 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from infer_server.testing import FakeEngine, running_server
+from infer_proofs.server import FakeEngine, running_server
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 CHAT = [{"role": "user", "content": "x"}]

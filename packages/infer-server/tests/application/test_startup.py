@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 
-from infer_server.testing import server_process
+from infer_proofs.server import server_process
 
 LOADS_FOR_EVER = """
 import sys, time

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from infer_engine.protocol import TextPrompt
-from infer_server.testing import FakeEngine, Script, running_server
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script, running_server
+from infer_proofs.server.client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from infer_engine.protocol import ChatMessage, ChatPrompt, ToolCall
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
 TIME = {"type": "function", "function": {"name": "time"}}

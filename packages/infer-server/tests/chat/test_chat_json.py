@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ChatMessage, ChatPrompt, FinishReason, SamplingParams
+from infer_proofs.server import FakeEngine, Script
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script
-from infer_server.testing.client import client_of
 
 HI = [{"role": "user", "content": "hi"}]
 

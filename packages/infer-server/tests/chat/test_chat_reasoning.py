@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from infer_engine.protocol import AnswerDelta, ContentDelta, InvalidRequestError, ReasoningDelta
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 
 DETAILS = {"reasoning_tokens": 2, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 HI = [{"role": "user", "content": "hi"}]

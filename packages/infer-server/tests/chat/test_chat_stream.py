@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from infer_engine.protocol import FinishReason, RequestFailure
+from infer_proofs.server import FakeEngine, Script, running_server, sse_events
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, running_server, sse_events
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from infer_engine.protocol import StepOutput
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 from infer_server.openai.usage import usage_of
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
 
 
 async def complete(engine: FakeEngine | None = None, **body: Any) -> Any:

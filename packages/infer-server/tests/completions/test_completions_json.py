@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from infer_engine.protocol import FinishReason, SamplingParams
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_proofs.server import FakeEngine, Script, running_server
 
 
 @pytest.fixture

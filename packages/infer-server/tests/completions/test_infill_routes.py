@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import FinishReason, InfillPrompt, InvalidRequestError
+from infer_proofs.server import FakeEngine, Script
+from infer_proofs.server.client import client_of
 from infer_server.llama_cpp.response import LineLimits
-from infer_server.testing import FakeEngine, Script
-from infer_server.testing.client import client_of
 
 GAP = {"input_prefix": "def f():\n", "input_suffix": "\nf()\n"}
 LLAMA_VSCODE: dict[str, Any] = {

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from infer_engine.protocol import FinishReason, InvalidRequestError, StructuredOutputs
-from infer_server.testing import FakeEngine, Script
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script
+from infer_proofs.server.client import client_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {

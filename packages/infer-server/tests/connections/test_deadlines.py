@@ -8,8 +8,8 @@ import socket
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine, Script, open_socket, running_server, send_raw
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, open_socket, running_server, send_raw
 
 IMPATIENT = ServerSettings(receive_timeout=0.2)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -6,8 +6,8 @@ import sys
 import pytest
 import uvloop
 
+from infer_proofs.server import server_process
 from infer_server.connections.event_loop import new_event_loop
-from infer_server.testing import server_process
 
 
 def test_uvloop_serves_where_it_is_installed() -> None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine, running_server
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, running_server
 
 BAD_JSON = {
     "nothing": b"",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer_proofs.server import FakeEngine, running_server, send_raw
 from infer_server.connections.parser import RequestParser
-from infer_server.testing import FakeEngine, running_server, send_raw
 
 HOST = b"Host: x\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST

@@ -7,8 +7,8 @@ import socket
 import httpx
 import pytest
 
+from infer_proofs.server import server_process
 from infer_server.connections import open_files
-from infer_server.testing import server_process
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

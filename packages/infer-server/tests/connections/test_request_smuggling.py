@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from infer_proofs.server import FakeEngine, Script, open_socket, running_server, send_raw
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, open_socket, running_server, send_raw
 
 HOST = b"Host: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST

@@ -7,10 +7,10 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from infer_proofs.server import FakeEngine, Script
 from infer_server import ServerSettings
 from infer_server.app import create_app
 from infer_server.connections.connection import ConnectionFactory
-from infer_server.testing import FakeEngine, Script
 
 
 class Writes(asyncio.Transport):

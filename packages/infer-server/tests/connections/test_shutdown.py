@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine, Script
 from infer_server import ServerSettings
 from infer_server.connections.listener import bind_listeners, url_of
 from infer_server.connections.server import serve
-from infer_server.testing import FakeEngine, Script
 
 HELD = Script(pause_after=1)
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine, FakeStream, Script, running_server, send_raw
 from infer_server import ServerSettings
 from infer_server.connections.listener import bind_listeners, url_of
 from infer_server.connections.server import serve
-from infer_server.testing import FakeEngine, FakeStream, Script, running_server, send_raw
 
 IMPATIENT = ServerSettings(write_timeout=0.2)
 LONG = Script(steps=tuple(((1,), "a" * 20_000) for _ in range(800)))  # 16 MB: more than any system's buffers take

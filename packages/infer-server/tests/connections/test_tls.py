@@ -12,9 +12,9 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from infer_engine.protocol import Engine, EngineConfig
+from infer_proofs.server import FakeEngine, Script, running_server, send_raw
 from infer_server import ServerSettings
 from infer_server.cli import main
-from infer_server.testing import FakeEngine, Script, running_server, send_raw
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from infer_proofs.server import server_process
 from infer_server.connections.listener import AddressUnusableError
 from infer_server.connections.unix_listener import unix_listener
-from infer_server.testing import server_process
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine
 from infer_server import ServerSettings, create_app
 from infer_server.http.authentication import OPEN_PATHS, tenant, with_authentication
-from infer_server.testing import FakeEngine
 
 KEYS = ("first-key", "second-key")
 GUARDED = ServerSettings(api_key=KEYS)

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+from infer_proofs.server import FakeEngine
 from infer_server import ServerSettings, create_app
-from infer_server.testing import FakeEngine
 
 ORIGIN = "https://example.com"
 PREFLIGHT = {

@@ -7,7 +7,7 @@ import logging
 import httpx
 import pytest
 
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_proofs.server import FakeEngine, Script, running_server
 
 HELD = Script(pause_after=1)
 

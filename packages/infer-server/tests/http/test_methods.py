@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from infer_server.testing import FakeEngine, running_server, send_raw
+from infer_proofs.server import FakeEngine, running_server, send_raw
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/schema", "/metrics"])

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 import anthropic
-from infer_server.testing import FakeEngine, running_server
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, running_server
+from infer_proofs.server.client import client_of
 
 URL = "https://example.com/cat.png"
 DATA = base64.b64encode(b"\x89PNG").decode()

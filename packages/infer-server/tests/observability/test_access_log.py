@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from infer_engine.protocol import GenerateRequest, RequestFailure, RequestStream, SamplingParams
+from infer_proofs.server import FakeEngine, Script, running_server
 from infer_server import ServerSettings, create_app
 from infer_server.observability.access_log import AccessLog, log_prompts, record_generation
 from infer_server.observability.logs import formatter
 from infer_server.observability.metrics import ServerMetrics
 from infer_server.observability.observed_engine import ObservedEngine
-from infer_server.testing import FakeEngine, Script, running_server
 
 Records = pytest.LogCaptureFixture
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer_proofs.server import server_process
 from infer_server.observability.logs import formatter
 from infer_server.settings import LogFormat
-from infer_server.testing import server_process
 
 TEXT, JSON = formatter("text"), formatter("json")
 

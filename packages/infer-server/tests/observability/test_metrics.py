@@ -7,9 +7,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from infer_engine.protocol import EngineStats, EngineStatus
+from infer_proofs.server import FakeEngine, Script, metric_samples, running_server
+from infer_proofs.server.client import client_of
 from infer_server.observability.metrics import ServerMetrics
-from infer_server.testing import FakeEngine, Script, metric_samples, running_server
-from infer_server.testing.client import client_of
 
 ENGINE = {"model_name", "engine"}
 

@@ -15,9 +15,9 @@ from infer_engine.protocol import (
     SamplingParams,
     StepOutput,
 )
+from infer_proofs.server import FakeEngine, Script, metric_samples
 from infer_server.observability.metrics import ServerMetrics
 from infer_server.observability.observed_engine import ObservedEngine
-from infer_server.testing import FakeEngine, Script, metric_samples
 
 LABELS = frozenset({("model_name", "m"), ("engine", "0")})
 

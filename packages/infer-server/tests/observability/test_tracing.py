@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from infer_proofs.server import FakeEngine, running_server
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, running_server
 
 
 class Collector(ThreadingHTTPServer):
@@ -104,7 +104,7 @@ MISSING = """
 import sys
 sys.modules["opentelemetry"] = None
 from infer_server.cli import main
-from infer_server.testing import FakeEngine
+from infer_proofs.server import FakeEngine
 sys.exit(main(["--port", "0", "--otlp-traces-endpoint", "http://c"], build_engine=lambda _: FakeEngine()))
 """
 
@@ -119,6 +119,6 @@ def test_missing_extra_is_one_line_and_exit_code_2() -> None:
 def test_nothing_of_opentelemetry_is_needed_where_no_collector_is_named() -> None:
     check = (
         "import sys; sys.modules['opentelemetry'] = None; from infer_server import *; "
-        "from infer_server.testing import FakeEngine; create_app(FakeEngine(), settings=ServerSettings())"
+        "from infer_proofs.server import FakeEngine; create_app(FakeEngine(), settings=ServerSettings())"
     )
     subprocess.run([sys.executable, "-c", check], check=True)

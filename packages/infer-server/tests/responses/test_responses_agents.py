@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from infer_engine.protocol import AnswerDelta, ChatPrompt, ContentDelta, ReasoningDelta, ToolCallDelta
+from infer_proofs.server import FAKE_INFO, FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FAKE_INFO, FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
 
 REQUESTS = sorted((Path(__file__).parents[1] / "data" / "agents").glob("responses_*.json"))
 ANSWER: tuple[AnswerDelta, ...] = (ReasoningDelta("Hm."), ContentDelta("So."), ToolCallDelta(0, "read", "{}"))

@@ -17,7 +17,7 @@ from infer_engine.protocol import (
     ToolCall,
     ToolCallDelta,
 )
-from infer_server.testing import FakeEngine, Script, running_server
+from infer_proofs.server import FakeEngine, Script, running_server
 
 WEATHER: dict[str, Any] = {
     "type": "function",

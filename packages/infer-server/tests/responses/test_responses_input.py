@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from infer_engine.protocol import ChatMessage, ToolCall
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server.api.carried_thinking import carried_thinking
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 HI = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'}

@@ -14,9 +14,9 @@ from infer_engine.protocol import (
     RequestFailure,
     ToolCallDelta,
 )
+from infer_proofs.server import FakeEngine, Script
+from infer_proofs.server.client import client_of
 from infer_server.api.carried_thinking import thinking_in
-from infer_server.testing import FakeEngine, Script
-from infer_server.testing.client import client_of
 
 TOOL = {"type": "function", "name": "weather"}
 SCHEMA = {"type": "object"}

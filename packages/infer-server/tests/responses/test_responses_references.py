@@ -14,9 +14,9 @@ from infer_engine.protocol import (
     ToolCall,
     ToolCallDelta,
 )
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 from infer_server import ServerSettings
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
 
 HI = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "name": "look"}]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from openai.types.responses import response_create_params
 
 from infer_engine.protocol import ChatPrompt, GenerateRequest, InvalidRequestError, StructuredOutputs, Tool
+from infer_proofs.server import FakeEngine
+from infer_proofs.server.client import client_of
 from infer_server.errors import ApiError
 from infer_server.http.bodies import decode_body
 from infer_server.openai.responses.item_store import ItemStore
 from infer_server.openai.responses.references import resolved_body
 from infer_server.openai.responses.request import ResponsesBody, responses_request
-from infer_server.testing import FakeEngine
-from infer_server.testing.client import client_of
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "How it is.", "parameters": SCHEMA, "strict": False}

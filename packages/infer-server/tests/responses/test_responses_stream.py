@@ -21,11 +21,11 @@ from infer_engine.protocol import (
     SamplingParams,
     ToolCallDelta,
 )
+from infer_proofs.server import FakeEngine, Script, running_server, sse_events
+from infer_proofs.server.client import client_of
 from infer_server.openai.responses.events import ResponseEvents
 from infer_server.openai.responses.request import ResponsesBody
 from infer_server.openai.responses.response import ResponseBuilder
-from infer_server.testing import FakeEngine, Script, running_server, sse_events
-from infer_server.testing.client import client_of
 
 ANSWER: tuple[tuple[AnswerDelta, ...], ...] = (
     (ReasoningDelta("Hm"),),

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from infer_engine.protocol import AnswerDelta, ContentDelta, FinishReason, ToolCallDelta
-from infer_server.testing import FakeEngine, Script, sse_events
-from infer_server.testing.client import client_of
+from infer_proofs.server import FakeEngine, Script, sse_events
+from infer_proofs.server.client import client_of
 
 TOOLS = [
     {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},

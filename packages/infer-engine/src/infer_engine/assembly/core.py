@@ -68,7 +68,7 @@ class CoreParts:
 
 
 WrapParts = Callable[[CoreParts], CoreParts]
-"""Replaces parts of a core before it is assembled, for tests and measurements; see `infer_engine.testing.faults`."""
+"""Replaces parts of a core before it is assembled, for tests and measurements; see `infer_proofs.engine.faults`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

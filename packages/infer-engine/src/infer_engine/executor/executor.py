@@ -43,7 +43,7 @@ from infer_engine.sizing import KVMemory
 logger = logging.getLogger(__name__)
 
 WORKER = "infer_engine.executor.worker_process"
-"""The program of the other ranks; `infer_engine.testing` has one whose kernels are interpreted."""
+"""The program of the other ranks; `infer_proofs.engine` has one whose kernels are interpreted."""
 
 Reply = TypeVar("Reply", Done, MemoryReport)
 

@@ -1,4 +1,4 @@
-"""What proves the ops: their cases, and the tools that compare, interpret, compile and count them.
+"""Checks of a model's ops, on the machine that it runs on: each op's cases, which tests and reports share.
 
 `model_checks` returns one `SelfCheck` for each op and edge case that a model meets. A check computes the op on a device
 and its reference on the host, at shapes where kernels go wrong, and raises if they differ. `infer-server doctor` runs
@@ -6,18 +6,10 @@ them on the user's own machine, which also compiles the model's kernels into Tri
 
 self_check.py      `ModelOps` and `SelfCheck`; model_checks.py lists the checks
 op_call.py         `OpCall`: one call of an op, to be launched or compared with its reference
-kernel_bits.py     a program that prints checksums of what C++ kernels compute, to compare compilers and systems
 memory_rates.py    how fast a device copies memory and reads a KV cache
 closeness.py       how far two results may be apart
 cases/             the cases of each op
 inputs/            random batches, draws, experts and quantized weights
-compiled/          ahead-of-time compilation without a GPU, and what is counted from machine code
-interpreted/       Triton's interpreter made faithful
-simulated_gpu/     a made-up CUDA device
-pairwise.py        coverings of grids of test parameters; cpu_kernels.py and threads.py are for tests too
-
-The doctor's part needs torch only; `compiled`, `interpreted` and `simulated_gpu` need Triton, `interpreted` also
-numpy, `inputs.draw_strategies` hypothesis, `cpu_kernels` pytest, `pairwise` pytest and allpairspy.
 """
 
 from infer_kernels.checks.model_checks import model_checks

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infer_models.text import ChatTemplate, Conversation
 from infer_models.text.chat.templates.marked_text import MarkedText
-from infer_models.text.testing import control_ids, family_tokenizer
+from infer_proofs.text import control_ids, family_tokenizer
 
 TO_MARKS = {ord(letter): chr(0x20000 + number) for number, letter in enumerate('<>/"\\[]|_thinkTHINK')}
 WORDS = st.text(st.sampled_from('<>/"\\[]|_think ab\nß'), max_size=12)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infer_models.text import ChatTemplateError, Conversation
-from infer_models.text.testing import family_tokenizer
+from infer_proofs.text import family_tokenizer
 
 ON = {"enable_thinking": True}
 OFF = {"enable_thinking": False}

@@ -23,7 +23,7 @@ from infer_models import CausalLM
 logger = logging.getLogger(__name__)
 
 GRAPH_CAPTURES: dict[str, Callable[[torch.device], GraphCapture]] = {"cuda": CUDAGraphCapture}
-"""By type of device, what captures steps there; `infer_engine.testing` adds one for interpreted kernels."""
+"""By type of device, what captures steps there; `infer_proofs.engine` adds one for interpreted kernels."""
 
 
 NUM_MEASURED_TOGETHER = 4
