@@ -53,9 +53,10 @@ def check_restricted(body: msgspec.Struct, *, prefix: str = "") -> None:
             raise unsupported(prefix + name, value, send=restriction.send)
 
 
-def restricted_names(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+@functools.cache
+def restricted_names(struct: type[msgspec.Struct]) -> frozenset[str]:
     """Return the names of the restricted fields of `struct`."""
-    return tuple(name for name, _ in _restrictions(struct))
+    return frozenset(name for name, _ in _restrictions(struct))
 
 
 @functools.cache
