@@ -19,6 +19,7 @@ import torch
 from infer_engine import EngineConfig, SamplingParams
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS
 from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import choose_block_size, size_step
 from infer_server import ServerSettings
@@ -161,14 +162,16 @@ def test_chunks_and_prefixes_are_on_where_nothing_forbids_them() -> None:
         assert documented()[name].startswith("on ")
 
 
-def test_every_value_of_a_request_has_its_row_with_its_default() -> None:
+def test_every_value_of_a_request_has_its_row_as_it_is_declared() -> None:
     section = (DOCS / "configuration.md").read_text(encoding="utf-8").split("## Sampling\n")[1]
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE))
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
     defaults = msgspec.structs.asdict(SamplingParams())
-    assert set(rows) == set(defaults)
-    for name, default in defaults.items():
-        words = {"none", "from the base seed"} if default in (None, (), {}) else {f"{default}", f"{default}".lower()}
-        assert rows[name] in words, name
+    for row, (name, field) in zip(rows, SAMPLING_FIELDS.items(), strict=True):
+        default = row.split("|")[2].strip()
+        words = ("none", "from the base seed") if defaults[name] in (None, (), {}) else (f"{defaults[name]}".lower(),)
+        others = ", ".join(f"`{other}`" for other in (*field.spellings, *field.aliases) if other != name)
+        assert row == f"| `{name}` | {default} | {field.allowed} | {field.sentence} | {others} |"
+        assert default in words
 
 
 def coverage() -> Iterator[tuple[str, str]]:

@@ -14,6 +14,8 @@ import pytest
 from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.frontend.generation_config import sampling_defaults
 from infer_engine.protocol import SamplingDefaults
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
+from infer_models.config.generation_config import TAKEN
 from infer_proofs.models import save_tiny, save_tiny_tokenizer
 from infer_proofs.server import FAKE_INFO, FakeEngine
 from infer_proofs.server.client import client_of
@@ -65,6 +67,10 @@ def test_a_value_that_no_request_may_have_is_passed_over_with_a_warning(
 ) -> None:
     assert defaults(tmp_path, temperature=value, top_p=0.5) == {"top_p": 0.5}
     assert "generation_config.json is not taken: `temperature` is" in caplog.text
+
+
+def test_what_is_read_of_a_checkpoint_is_what_is_declared_to_be_its_recommendation() -> None:
+    assert {field.key for field in SAMPLING_FIELDS.values() if field.key} | {"do_sample"} == set(TAKEN)
 
 
 def test_what_would_change_answers_and_is_not_taken_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

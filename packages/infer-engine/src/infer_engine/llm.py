@@ -217,7 +217,7 @@ class LLM:
 
     def _clips(self, params: object) -> bool:
         """Return whether the tokens of an answer are the model's recommendation, which is cut to the context's rest."""
-        return params is None and self.info.sampling_defaults.max_tokens is not None
+        return params is None and "max_tokens" in self.info.sampling_defaults.given
 
     def _process_input(self, request: GenerateRequest) -> list[ProcessedInput]:
         processed = self._input_processor.process(request, ids=self._input_processor.reserve_ids(request))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from infer_cache.block_hashes import BlockHashes
 from infer_engine.messages import Submit
-from infer_engine.protocol import FinishReason, SamplingParams, TokenLogprob
+from infer_engine.protocol import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from infer_cache.states.sequence_states import StateMove
@@ -37,22 +37,15 @@ class Request:
     """One sequence inside the core.
 
     Attributes:
-        request_id: the id, as submission.
+        submission: the message that made it.
+        request_id: its id.
         arrival: number in order of arrival, from 0.
         arrival_step: number of steps computed before it arrived.
-        priority: the priority, as submission.
         token_ids: prompt and generated tokens, in order.
         num_prompt_tokens: how many of them are the prompt.
-        max_tokens: most tokens to generate.
-        max_length: tokens of the prompt and that many.
-        sampling: how to sample them.
+        max_length: most tokens of prompt and output together.
         stop_token_ids: the stop ids of its parameters, as a set.
-        seed: seed of the random draws.
-        banned_sequences: sequences of tokens that it must not generate.
         constraint: which tokens may come next; None: all.
-        cache_salt: the salt of what it shares with others.
-        predicted_token_ids: tokens that may follow its prompt.
-        message_starts: positions at which messages of its prompt may begin, ascending.
         block_hashes: hashes of its full blocks; None if it shares no blocks.
         state: its state; the scheduler moves it between WAITING, PREFILL and DECODE.
         num_computed_tokens: leading tokens that are computed or reused.
@@ -78,9 +71,7 @@ class Request:
     __slots__ = (
         "arrival",
         "arrival_step",
-        "banned_sequences",
         "block_hashes",
-        "cache_salt",
         "capacity",
         "constraint",
         "draft_counts",
@@ -88,23 +79,18 @@ class Request:
         "has_failed_scheduling",
         "last_step",
         "max_length",
-        "max_tokens",
-        "message_starts",
         "num_cached_tokens",
         "num_computed_once",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_reused_tokens",
         "pending_row",
-        "predicted_token_ids",
-        "priority",
         "prompt_logprobs",
         "request_id",
         "row",
-        "sampling",
-        "seed",
         "state",
         "stop_token_ids",
+        "submission",
         "token_ids",
     )
 
@@ -118,21 +104,14 @@ class Request:
         constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
+        self.submission = submission
         self.request_id = submission.request_id
         self.arrival = arrival
         self.arrival_step = arrival_step
-        self.priority = submission.priority
         self.token_ids = [*submission.prompt_token_ids, *submission.generated_token_ids]
         self.num_prompt_tokens = len(submission.prompt_token_ids)
-        self.max_tokens = submission.max_tokens
         self.max_length = self.num_prompt_tokens + submission.max_tokens
-        self.sampling: SamplingParams = submission.params
         self.stop_token_ids = frozenset(submission.params.stop_token_ids)
-        self.seed = submission.seed
-        self.banned_sequences = submission.banned_sequences
-        self.cache_salt = submission.cache_salt
-        self.predicted_token_ids = submission.predicted_token_ids
-        self.message_starts = submission.message_starts
         self.block_hashes = block_hashes
         self.constraint = constraint
         self.state = RequestState.WAITING
@@ -239,7 +218,7 @@ class Request:
             return None
         if self.constraint is not None:
             self.constraint.consume(token_id)
-        if token_id in eos_token_ids and not self.sampling.ignore_eos:
+        if token_id in eos_token_ids and not self.submission.params.ignore_eos:
             return FinishReason.EOS
         if token_id in self.stop_token_ids:
             return FinishReason.STOP

@@ -42,9 +42,9 @@ class DraftModel:
                 prompt_token_ids=list(token_ids[:num_prompt]),
                 generated_token_ids=list(token_ids[num_prompt:]),  # penalties tell them apart
                 max_tokens=len(token_ids) - num_prompt + limit,
-                seed=request.seed,
+                seed=request.submission.seed,
                 params=params,
-                cache_salt=request.cache_salt,
+                cache_salt=request.submission.cache_salt,
             )
         )
         drafts: list[int] = []
@@ -64,7 +64,7 @@ class DraftModelProposer:
         self._model = model
         self._request = request
         self._params = structs.replace(
-            request.sampling,
+            request.submission.params,
             logprobs=None,
             prompt_logprobs=None,
             min_tokens=0,

@@ -387,7 +387,7 @@ class EngineCore:
 
     def _remember_ended(self, request: Request) -> None:
         """Remember a request in whose last tokens the frontend may still find a stop string."""
-        if request.sampling.stop and request.block_hashes is not None:
+        if request.submission.params.stop and request.block_hashes is not None:
             self._ended[request.request_id] = request
             if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]

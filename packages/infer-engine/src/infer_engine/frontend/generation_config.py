@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infer_engine.protocol import EngineConfig, SamplingDefaults, SamplingParams
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_models.config.generation_config import read_generation_fields
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,9 @@ def sampling_defaults(config: EngineConfig, folder: Path) -> SamplingDefaults:
 
 def _in_our_words(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields under the names and with the values of `SamplingParams`."""
-    names = {"max_new_tokens": "max_tokens"}
-    values = {names.get(name, name): _number(value) for name, value in fields.items() if name != "do_sample"}
+    values = {
+        name: _number(fields[field.key]) for name, field in SAMPLING_FIELDS.items() if field.key and field.key in fields
+    }
     if values.get("top_k") in (0, -1):
         del values["top_k"]
     if fields.get("do_sample") is False:
@@ -56,5 +58,5 @@ def _checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         except ValueError as error:
             logger.warning("A value of %s is not taken: %s", source, error)
         else:
-            kept[name] = value if name in ("top_k", "max_tokens") else float(value)
+            kept[name] = SAMPLING_FIELDS[name].json_type(value)
     return kept

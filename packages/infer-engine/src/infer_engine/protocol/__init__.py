@@ -33,8 +33,7 @@ from infer_engine.protocol.requests import (
     ToolCallDelta,
     answer_deltas,
 )
-from infer_engine.protocol.sampling import SamplingParams
-from infer_engine.protocol.sampling_defaults import SamplingDefaults
+from infer_engine.protocol.sampling import SamplingDefaults, SamplingParams
 from infer_engine.protocol.snapshot import BatchSnapshot, SequenceSnapshot
 from infer_engine.protocol.stats import EngineStats
 from infer_engine.protocol.structured_outputs import StructuredOutputs

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from infer_engine.protocol.requests import GenerateRequest, StepOutput, TextPrompt
-from infer_engine.protocol.sampling_defaults import SamplingDefaults
+from infer_engine.protocol.sampling import SamplingDefaults
 from infer_engine.protocol.snapshot import BatchSnapshot
 from infer_engine.protocol.stats import EngineStats
 

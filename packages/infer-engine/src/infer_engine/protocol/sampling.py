@@ -1,120 +1,184 @@
-"""`SamplingParams`: how the tokens of a request are chosen, and when it ends."""
+"""`SamplingParams`: how the tokens of a request are chosen, when it ends, and what of that a model recommends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import msgspec
+from msgspec import structs
 
+from infer_engine.protocol.request_fields import (
+    ALL,
+    OPENAI,
+    TOKEN_ID,
+    RequestField,
+    declared_fields,
+    numbers,
+    switch,
+    texts,
+    token_ids,
+    whole_numbers,
+    with_fields,
+)
 from infer_engine.protocol.structured_outputs import StructuredOutputs
-from infer_engine.protocol.values import Check, number, optional, refusal, switch, whole_number
+from infer_engine.protocol.values import optional, refusal
 
-MAX_TEMPERATURE = 100.0
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
-MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 1024
-MAX_BAD_WORD_CHARACTERS = 256
-MAX_REPETITION_PENALTY = 10.0
-MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS_ENTRIES = 1024
-MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROBS = 20
-MAX_CHOICES = 128
 MAX_TOP_K = 2**31 - 1
 GREEDY_BELOW = 1e-5
+BIAS = numbers(-100, 100)
+
+
+def _check_bias(name: str, logit_bias: object) -> None:
+    if not isinstance(logit_bias, dict):
+        raise refusal(name, logit_bias, "a mapping from token ids to numbers")
+    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise ValueError(f"`{name}` has {len(logit_bias)} entries; it must have at most {MAX_LOGIT_BIAS_ENTRIES}.")
+    for token_id, bias in logit_bias.items():
+        TOKEN_ID.check(name, token_id)
+        BIAS.check(name, bias)
+
+
+def _check_outputs(name: str, value: object) -> None:
+    if not isinstance(value, StructuredOutputs):
+        raise refusal(name, value, "`StructuredOutputs` or None")
+
+
+def _limits(*spellings: str, **names: Any) -> RequestField:
+    allowed = "a whole number of at least 0, or -1 for no limit"
+    return whole_numbers(-1, allowed=allowed, apis=(), spellings=spellings, **names)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the tokens of a request are chosen, and when it ends.
+    """How the tokens of a request are chosen, and when it ends. The declaration of a field says what it does.
 
     What other engines write for "none" and "all" is taken, and kept in one form: `max_tokens` -1, `top_k` 0 and -1,
     `seed` -1, a `top_p` of 0, None for lists, empty stop strings.
-
-    Attributes:
-        max_tokens: most tokens to generate; None, or -1, allows as many as the context has left. 0 only reads the
-            prompt, for `prompt_logprobs`.
-        temperature: divides the logits; below 1e-5 is greedy.
-        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least this; 0 is greedy.
-        top_k: keep this many most probable tokens; None, 0 or -1 keeps all. Clamped to the vocabulary.
-        min_p: drop tokens less probable than this times the most probable one.
-        repetition_penalty: divides the positive logits of tokens of the prompt or the output, multiplies the negative.
-        presence_penalty: is subtracted from the logits of tokens of the output.
-        frequency_penalty: is subtracted from the logit of a token once for each of its occurrences in the output.
-        logit_bias: by token id, added to the logit.
-        allowed_token_ids: only these tokens are chosen, an end of text too only if it is among them; None: all. Not
-            beside `structured_outputs`.
-        bad_words: texts that are not generated as the tokenizer writes them, with or without a blank before: the last
-            token of one is forbidden where the others come before it.
-        min_tokens: generate at least this many tokens; before that no token that ends the request is chosen.
-        stop: one string or several that end the text; no part of them is ever returned. One that is, or has in it, the
-            text of a special token ends the text at that token, though special tokens have no text.
-        include_stop_str_in_output: return the stop string, or the text of the token that ended the request, too.
-        stop_token_ids: token ids that end the request with reason `stop`.
-        skip_special_tokens: special tokens have no text.
-        ignore_eos: do not end at an end-of-sequence token; it is an ordinary token, also for `min_tokens`.
-        seed: the same seed gives the same tokens, alone or in any batch; None, or -1, draws one.
-        logprobs: return the log-probability of each generated token and of this many most probable ones; 0 returns the
-            generated token's alone, None nothing. They are taken before penalties, biases, temperature and filters.
-        prompt_logprobs: the same for each token of the prompt but the first. Such a request reuses no cached prefix.
-        n: how many continuations of the prompt to generate.
-        thinking_token_budget: in a conversation, most tokens of thinking: then its end is forced, and the answer
-            follows. -1 is no limit, None what the engine is configured for. Not beside `allowed_token_ids`.
-        structured_outputs: what the text must look like; None allows any. The text is complete, or ended by
-            `max_tokens`, `stop` or `stop_token_ids`. Where nothing may follow, the request ends, also before
-            `min_tokens` and with `ignore_eos`.
 
     Raises:
         ValueError: a value is of the wrong type or out of range; the message names the field, the value and what is
             allowed.
     """
 
-    max_tokens: int | None = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] | str = ()
-    min_tokens: int = 0
-    stop: tuple[str, ...] | str = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    ignore_eos: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    n: int = 1
-    thinking_token_budget: int | None = None
-    structured_outputs: StructuredOutputs | None = None
+    temperature: Annotated[
+        float,
+        "0 always takes the most probable token; 1 if left out.",
+        numbers(0, 100, apis=ALL, key="temperature"),
+    ] = 1.0
+    top_p: Annotated[
+        float,
+        "Sample from the most probable tokens that hold this much probability; 1 if left out, 0 is greedy.",
+        numbers(0, 1, apis=ALL, key="top_p"),
+    ] = 1.0
+    top_k: Annotated[
+        int | None,
+        "Sample from this many most probable tokens; 0 and -1: from all.",
+        whole_numbers(-1, allowed="a whole number of at least 1, or 0 or -1 for all", apis=ALL, key="top_k"),
+    ] = None
+    min_p: Annotated[
+        float,
+        "Drop tokens less probable than this times the most probable one.",
+        numbers(0, 1, apis=OPENAI, key="min_p"),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        "Divides the positive logits of tokens of prompt and text, multiplies the others.",
+        numbers(0, 10, above_low=True, elsewhere={"repeat_penalty": (1,), "rep_pen": (1,)}, key="repetition_penalty"),
+    ] = 1.0
+    presence_penalty: Annotated[float, "Taken from the logits of tokens that the text has.", numbers(-2, 2)] = 0.0
+    frequency_penalty: Annotated[
+        float, "Taken from the logit of a token once for each time that it occurs.", numbers(-2, 2)
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, float],
+        "By token id, what is added to its logit.",
+        RequestField(
+            allowed=f"up to {MAX_LOGIT_BIAS_ENTRIES} token ids, each with {BIAS.allowed}", check=_check_bias, apis=()
+        ),
+    ] = {}
+    allowed_token_ids: Annotated[
+        tuple[int, ...] | None, "The only tokens that are generated.", token_ids(1024, least=1)
+    ] = None
+    bad_words: Annotated[
+        tuple[str, ...] | str,
+        "Texts that are not generated, in the tokens that the tokenizer makes.",
+        texts(1024, most_characters=256, elsewhere={"banned_strings": ("", [])}),
+    ] = ()
+    seed: Annotated[
+        int | None,
+        "The same seed gives the same tokens; -1: none.",
+        whole_numbers(-(2**63), 2**63 - 1, allowed="a signed 64-bit integer", apis=OPENAI, aliases=("random_seed",)),
+    ] = None
+    n: Annotated[int, "Choices per prompt; 1 if left out.", whole_numbers(1, 128)] = 1
+    max_tokens: Annotated[
+        int | None,
+        "Most tokens to generate; -1, or None: what the context leaves. 0 only reads the prompt.",
+        _limits(
+            "max_completion_tokens",
+            "max_tokens",
+            "n_predict",
+            aliases=("num_predict", "max_new_tokens"),
+            key="max_new_tokens",
+        ),
+    ] = 128
+    min_tokens: Annotated[int, "Tokens to generate before one that ends the text may come.", whole_numbers(0)] = 0
+    stop: Annotated[
+        tuple[str, ...] | str,
+        f"One string or more, of up to {MAX_STOP_CHARACTERS:,} characters, that end the text and are not part of it; "
+        "special tokens too.",
+        texts(MAX_STOP_STRINGS, least_characters=0, most_characters=MAX_STOP_CHARACTERS),
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], "Token ids that end the text.", token_ids(MAX_STOP_TOKEN_IDS)] = ()
+    include_stop_str_in_output: Annotated[
+        bool, "Keep what ended the text as its end.", switch(aliases=("no_stop_trim",))
+    ] = False
+    skip_special_tokens: Annotated[bool, "False: special tokens are in the text too.", switch()] = True
+    ignore_eos: Annotated[bool, "Go on after an end-of-sequence token.", switch()] = False
+    logprobs: Annotated[
+        int | None,
+        "List the log-probability of each generated token and of this many most probable ones.",
+        whole_numbers(0, MAX_LOGPROBS, apis=(), elsewhere={"n_probs": (0,)}),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        "The same for each token of the prompt but the first.",
+        whole_numbers(0, MAX_LOGPROBS, apis=()),
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        "Most tokens of thinking: then its end is forced. -1: no limit; left out: the server's.",
+        _limits(
+            "thinking_token_budget",
+            "thinking_budget",
+            "reasoning_budget",
+            "reasoning.max_tokens",
+            "thinking.budget_tokens",
+        ),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        "What the text must look like.",
+        RequestField(allowed="`StructuredOutputs`", check=_check_outputs, apis=()),
+    ] = None
 
     def __post_init__(self) -> None:
         """Check all values, and bring them into one form. Lists of texts may be one text without a list."""
         for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
             values = getattr(self, name)
             if name != "allowed_token_ids" or values is not None:
-                msgspec.structs.force_setattr(self, name, _items(name, values))
+                structs.force_setattr(self, name, _items(name, values))
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
-        _check_count("stop", self.stop, most=MAX_STOP_STRINGS)
         self._normalize()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
-        if not isinstance(self.structured_outputs, StructuredOutputs | None):
-            raise refusal("structured_outputs", self.structured_outputs, "`StructuredOutputs` or None")
-        _check_bias(self.logit_bias)
-        _check_texts("stop", self.stop, most_characters=MAX_STOP_CHARACTERS)
-        _check_count("bad_words", self.bad_words, most=MAX_BAD_WORDS)
-        _check_texts("bad_words", self.bad_words, most_characters=MAX_BAD_WORD_CHARACTERS)
-        _check_ids("stop_token_ids", self.stop_token_ids, most=MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise ValueError("`allowed_token_ids` is empty, so no token could be chosen; leave it out.")
-            _check_ids("allowed_token_ids", self.allowed_token_ids, most=MAX_ALLOWED_TOKEN_IDS)
             if self.structured_outputs is not None:
                 raise ValueError("`allowed_token_ids` cannot be kept beside `structured_outputs`; send one of them.")
 
@@ -137,7 +201,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if "" in self.stop:  # nobody means a text that ends before it begins
             changes["stop"] = tuple(string for string in self.stop if string != "")
         for name, value in changes.items():
-            msgspec.structs.force_setattr(self, name, value)
+            structs.force_setattr(self, name, value)
+
+
+SAMPLING_FIELDS = declared_fields(SamplingParams)
+"""The declarations of the fields of `SamplingParams`."""
+_CHECKS = {
+    name: optional(SAMPLING_FIELDS[name].check) if NoneType in get_args(kind) else SAMPLING_FIELDS[name].check
+    for name, kind in get_type_hints(SamplingParams).items()
+}
+
+
+@with_fields({name: field.json_type | None for name, field in SAMPLING_FIELDS.items() if field.key})
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Values of the fields of `SamplingParams` that a checkpoint may recommend; None: those of `SamplingParams`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: float | None) -> None: ...
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that are not None, by name."""
+        return {name: value for name, value in structs.asdict(self).items() if value is not None}
+
+    def fill(self, params: SamplingParams, *, leaving: Mapping[str, Any] | None = None) -> SamplingParams:
+        """Return `params` with these values where they have their own defaults; names of `leaving` are left alone."""
+        usual = structs.asdict(SamplingParams(max_tokens=None))
+        changes = {
+            name: value
+            for name, value in self.given.items()
+            if name not in (leaving or {}) and getattr(params, name) == usual[name]
+        }
+        return structs.replace(params, **changes) if changes else params
 
 
 def _items(name: str, values: object) -> tuple[object, ...]:
@@ -149,66 +245,3 @@ def _items(name: str, values: object) -> tuple[object, ...]:
     if not isinstance(values, tuple | list):
         raise refusal(name, values, "a list")
     return tuple(values)
-
-
-def _check_bias(logit_bias: object) -> None:
-    if not isinstance(logit_bias, dict):
-        raise refusal("logit_bias", logit_bias, "a mapping from token ids to numbers")
-    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise ValueError(f"`logit_bias` has {len(logit_bias)} entries; it must have at most {MAX_LOGIT_BIAS_ENTRIES}.")
-    for token_id, bias in logit_bias.items():
-        _TOKEN_ID("logit_bias", token_id)
-        _BIAS("logit_bias", bias)
-
-
-def _check_count(name: str, texts: Sequence[object], *, most: int) -> None:
-    if len(texts) > most:
-        raise ValueError(f"`{name}` has {len(texts)} strings; it must have at most {most}.")
-
-
-def _check_texts(name: str, texts: Sequence[object], *, most_characters: int) -> None:
-    for text in texts:
-        if not isinstance(text, str) or not 1 <= len(text) <= most_characters:
-            shown = text[:40] if isinstance(text, str) else text
-            raise refusal(name, shown, f"strings of 1 to {most_characters} characters")
-
-
-def _check_ids(name: str, token_ids: Sequence[object], *, most: int) -> None:
-    if len(token_ids) > most:
-        raise ValueError(f"`{name}` has {len(token_ids)} ids; it must have at most {most}.")
-    for token_id in token_ids:
-        _TOKEN_ID(name, token_id)
-
-
-def _between(low: float, high: float) -> Check:
-    """Return the check for a finite number in [low, high]; NaN is outside, as it compares false."""
-    return number(f"a number in [{low:g}, {high:g}]", lambda value: low <= value <= high)
-
-
-_TOKEN_ID = whole_number("token ids of at least 0", lambda value: value >= 0)
-_BIAS = _between(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-_NUM_LOGPROBS = whole_number(f"a whole number in [0, {MAX_LOGPROBS}]", lambda value: 0 <= value <= MAX_LOGPROBS)
-
-_CHECKS = {
-    "thinking_token_budget": optional(
-        whole_number("a whole number of at least 0, or -1 for no limit", lambda value: value >= -1)
-    ),
-    "max_tokens": optional(whole_number("a whole number of at least 0, or -1 for no limit", lambda value: value >= -1)),
-    "temperature": _between(0, MAX_TEMPERATURE),
-    "top_p": _between(0, 1),
-    "top_k": optional(whole_number("a whole number of at least 1, or 0 or -1 for all", lambda value: value >= -1)),
-    "min_p": _between(0, 1),
-    "repetition_penalty": number(
-        f"a number in (0, {MAX_REPETITION_PENALTY:g}]", lambda value: 0 < value <= MAX_REPETITION_PENALTY
-    ),
-    "presence_penalty": _between(-MAX_PENALTY, MAX_PENALTY),
-    "frequency_penalty": _between(-MAX_PENALTY, MAX_PENALTY),
-    "min_tokens": whole_number("a whole number of at least 0", lambda value: value >= 0),
-    "include_stop_str_in_output": switch(),
-    "skip_special_tokens": switch(),
-    "ignore_eos": switch(),
-    "seed": optional(whole_number("a signed 64-bit integer", lambda value: -(2**63) <= value < 2**63)),
-    "logprobs": optional(_NUM_LOGPROBS),
-    "prompt_logprobs": optional(_NUM_LOGPROBS),
-    "n": whole_number(f"a whole number in [1, {MAX_CHOICES}]", lambda value: 1 <= value <= MAX_CHOICES),
-}

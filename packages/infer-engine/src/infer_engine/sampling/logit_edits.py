@@ -95,12 +95,12 @@ def plan_edits(
     request: Request, *, eos_token_ids: frozenset[int], suppressed: SuppressedTokens, vocab_size: int
 ) -> RequestEdits | None:
     """Return the edits for `request`, or None if there are none. Ids outside the vocabulary are ignored."""
-    params = request.sampling
+    params = request.submission.params
     is_suppressing = bool(suppressed.everywhere or suppressed.first)
-    if not (params.logit_bias or params.min_tokens or request.banned_sequences or is_suppressing):
+    if not (params.logit_bias or params.min_tokens or request.submission.banned_sequences or is_suppressing):
         return None
     ending = set(params.stop_token_ids) if params.ignore_eos else eos_token_ids.union(params.stop_token_ids)
-    forbidden = suppressed.everywhere.union(each[0] for each in request.banned_sequences if len(each) == 1)
+    forbidden = suppressed.everywhere.union(each[0] for each in request.submission.banned_sequences if len(each) == 1)
     biases = _edit(params.logit_bias, vocab_size)
 
     def forbidding(token_ids: frozenset[int]) -> Edit | None:
@@ -117,7 +117,7 @@ def plan_edits(
         after=after,
         at_first=at_first,
         biases=biases,
-        banned=BannedSequences(sequence for sequence in request.banned_sequences if len(sequence) > 1),
+        banned=BannedSequences(sequence for sequence in request.submission.banned_sequences if len(sequence) > 1),
     )
 
 

@@ -154,7 +154,7 @@ class SamplingParamsTable:
                 self._read_params(request)
 
     def _read_params(self, request: Request) -> None:
-        row, params = request.row, request.sampling
+        row, params = request.row, request.submission.params
         edits = plan_edits(
             request,
             eos_token_ids=self._eos_token_ids,
@@ -162,7 +162,7 @@ class SamplingParamsTable:
             vocab_size=self._vocab_size,
         )
         columns = self._columns
-        columns["seeds"][row] = request.seed
+        columns["seeds"][row] = request.submission.seed
         columns["temperatures"][row] = 0.0 if params.is_greedy else params.temperature
         columns["top_p"][row] = params.top_p
         columns["min_p"][row] = params.min_p

@@ -56,7 +56,7 @@ def find_prompt_logprob_rows(items: Sequence[tuple[Request, int]], query_start: 
         found.num_rows.append(len(positions))
         found.rows.extend(range(first_row, first_row + len(positions)))
         found.token_ids.extend(request.token_ids[positions.start + 1 : positions.stop + 1])
-        found.counts.extend([request.sampling.prompt_logprobs or 0] * len(positions))
+        found.counts.extend([request.submission.params.prompt_logprobs or 0] * len(positions))
     return found
 
 

@@ -21,7 +21,7 @@ def by_arrival(request: Request) -> tuple[int, int]:
 
 def by_priority(request: Request) -> tuple[int, int]:
     """Rank by priority, the lower number first, then by arrival."""
-    return request.priority, request.arrival
+    return request.submission.priority, request.arrival
 
 
 def by_priority_with_aging(request: Request) -> tuple[int, int]:
@@ -31,7 +31,7 @@ def by_priority_with_aging(request: Request) -> tuple[int, int]:
     arrival only. A later request overtakes an earlier one only if it arrives within `AGING_STEPS` steps for each level
     that its priority is better. Priorities are clamped to `MAX_AGING_LEVELS`, so that no request waits for ever.
     """
-    level = max(-MAX_AGING_LEVELS, min(MAX_AGING_LEVELS, request.priority))
+    level = max(-MAX_AGING_LEVELS, min(MAX_AGING_LEVELS, request.submission.priority))
     return level * AGING_STEPS + request.arrival_step, request.arrival
 
 

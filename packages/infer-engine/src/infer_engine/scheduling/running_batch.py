@@ -56,7 +56,7 @@ class RunningBatch:
         schedule.table_edits += [(request.row, edit) for edit in edits]
         schedule.admitted.append(request)
         if request.block_hashes is not None:
-            starts = (*request.message_starts, hit.num_cached_keys)
+            starts = (*request.submission.message_starts, hit.num_cached_keys)
             self._kv_cache_manager.states.keep(request.request_id, starts)
         if hit.num_tokens:
             request.skip_reused(hit.num_tokens)

@@ -57,13 +57,13 @@ def make_speculator(
 
     def make_proposer(request: Request) -> Proposer:
         return SuffixProposer(
-            history=None if history is None else history.of(request.cache_salt),
-            prediction=request.predicted_token_ids,
+            history=None if history is None else history.of(request.submission.cache_salt),
+            prediction=request.submission.predicted_token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
         )
 
     def add_answer(request: Request) -> None:
         if history is not None:
-            history.add(request.cache_salt, request.token_ids, num_prompt_tokens=request.num_prompt_tokens)
+            history.add(request.submission.cache_salt, request.token_ids, num_prompt_tokens=request.num_prompt_tokens)
 
     return partial(Speculator, make_proposer, num_tokens=speculation.num_tokens, max_rows=max_rows, on_ended=add_answer)

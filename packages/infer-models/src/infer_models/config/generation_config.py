@@ -10,11 +10,11 @@ from typing import Any
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.wrappers import text_fields
 from infer_models.gguf.checkpoint_files import is_gguf, read_model_header
-from infer_models.gguf.config_fields import sampling_fields
+from infer_models.gguf.config_fields import SAMPLING_KEYS, sampling_fields
 from infer_models.gguf.end_tokens import end_token_ids, suppressed_token_ids
 from infer_models.hub import recommended_sampling
 
-TAKEN = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+TAKEN = ("do_sample", "max_new_tokens", *SAMPLING_KEYS)
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "num_beams": (1,),

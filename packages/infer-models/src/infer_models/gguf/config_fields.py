@@ -14,14 +14,16 @@ from infer_models.gguf.metadata import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from infer_models.gguf.tensor_names import EMBEDDING, HEAD
 
 _IS_CAUSAL = ".attention.causal"
-_SAMPLING: Mapping[str, str] = MappingProxyType(
+SAMPLING_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "temperature": "general.sampling.temp",
         "top_p": "general.sampling.top_p",
+        "top_k": "general.sampling.top_k",
         "min_p": "general.sampling.min_p",
         "repetition_penalty": "general.sampling.penalty_repeat",
     }
 )
+"""Fields of a `generation_config.json` with their keys in a GGUF file."""
 
 
 def config_fields(header: GgufHeader) -> Fields:
@@ -78,10 +80,11 @@ def sampling_fields(header: GgufHeader) -> Fields:
         CheckpointError: a value is no number.
     """
     metadata = Metadata(header)
-    found: Fields = {name: metadata.number(key) for name, key in _SAMPLING.items() if key in metadata}
-    if "general.sampling.top_k" in metadata:
-        found["top_k"] = metadata.count("general.sampling.top_k")
-    return found
+    return {
+        name: metadata.count(key) if name == "top_k" else metadata.number(key)
+        for name, key in SAMPLING_KEYS.items()
+        if key in metadata
+    }
 
 
 def _dtype(header: GgufHeader) -> str:

@@ -26,7 +26,7 @@ def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:
 def prompt_logprob(request: Request, position: int) -> TokenLogprob:
     """Return what `FormulaRunner` measures at `position`: of the token after it, by all tokens up to there."""
     best, token_id = next_token(request.token_ids[: position + 1]), request.token_ids[position + 1]
-    listed = [(best + i, -float(i)) for i in range(request.sampling.prompt_logprobs or 0)]
+    listed = [(best + i, -float(i)) for i in range(request.submission.params.prompt_logprobs or 0)]
     return TokenLogprob(token_id=token_id, logprob=-float(best), rank=1 + position, top=listed)
 
 

@@ -38,7 +38,7 @@ def running_request(
 
 def edited_reference(logits: Tensor, request: Request, *, eos_token_ids: frozenset[int] = frozenset()) -> Tensor:
     """Return what becomes of one row's `logits` [vocab] before temperature and filters, each of two steps rounded."""
-    params = request.sampling
+    params = request.submission.params
     generated = request.token_ids[request.num_prompt_tokens :]
     edited = logits.clone()
     for token_id, bias in params.logit_bias.items():
@@ -57,14 +57,14 @@ def edited_reference(logits: Tensor, request: Request, *, eos_token_ids: frozens
 
 def choice_reference(logits: Tensor, request: Request, *, eos_token_ids: frozenset[int] = frozenset()) -> int:
     """Return the token that `request` gets of one row of `logits` [vocab]."""
-    params = request.sampling
+    params = request.submission.params
     chosen = sample_reference(
         edited_reference(logits, request, eos_token_ids=eos_token_ids)[None],
         temperatures=torch.tensor([0.0 if params.is_greedy else params.temperature]),
         top_k=torch.tensor([min(params.top_k or 0, 2**31 - 1)]),
         top_p=torch.tensor([params.top_p]),
         min_p=torch.tensor([params.min_p]),
-        seeds=torch.tensor([request.seed]),
+        seeds=torch.tensor([request.submission.seed]),
         positions=torch.tensor([len(request.token_ids)]),
     )
     return int(chosen)

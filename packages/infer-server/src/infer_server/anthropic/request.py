@@ -9,11 +9,11 @@ import msgspec
 
 from infer_engine.protocol import ChatPrompt, GenerateRequest, StructuredOutputs, Tool
 from infer_engine.protocol.chat import ToolChoice
-from infer_engine.protocol.sampling import MAX_STOP_STRINGS
+from infer_engine.protocol.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from infer_server.anthropic.content import MessageField, SystemField, check_continued, conversation_of
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.foreign_fields import ForeignFields, check_foreign
-from infer_server.api.sampling_fields import StopString, Temperature, TopK, TopP, sampling_params
+from infer_server.api.sampling_fields import sampling_params, with_sampling_fields
 from infer_server.api.shared_fields import ModelId, ReturnTokenIds, ThinkingTokenBudget
 from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, budget_of, checked_effort
 from infer_server.api.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
@@ -86,15 +86,13 @@ class CountTokensBody(ForeignFields, frozen=True, kw_only=True):
     ] = None
 
 
+@with_sampling_fields("messages")
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """The body of `POST /v1/messages`."""
 
     max_tokens: Annotated[int, described("Most tokens to generate; at most what the context leaves.", minimum=-1)]
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
     stop_sequences: Annotated[
-        list[StopString] | None,
+        list[Annotated[str, described("A text.", maxLength=MAX_STOP_CHARACTERS)]] | None,
         described("Texts that end the answer and are never part of it.", maxItems=MAX_STOP_STRINGS),
     ] = None
     stream: Annotated[bool | None, described("Send events as tokens are made.")] = None
@@ -116,12 +114,7 @@ def messages_request(body: MessagesBody, *, served_model: str) -> GenerateReques
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         structured_outputs=_structured_outputs(body),
-        thinking_token_budget=budget_of(
-            {
-                "thinking_token_budget": body.thinking_token_budget,
-                "thinking.budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,
-            }
-        ),
+        thinking_token_budget=budget_of(body),
     )
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
 

@@ -3,10 +3,11 @@
 import functools
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_server.api.validation import unsupported
 
 
@@ -52,9 +53,10 @@ def check_restricted(body: msgspec.Struct, *, prefix: str = "") -> None:
             raise unsupported(prefix + name, value, send=restriction.send)
 
 
-def restricted_names(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+@functools.cache
+def restricted_names(struct: type[msgspec.Struct]) -> frozenset[str]:
     """Return the names of the restricted fields of `struct`."""
-    return tuple(name for name, _ in _restrictions(struct))
+    return frozenset(name for name, _ in _restrictions(struct))
 
 
 @functools.cache
@@ -85,4 +87,13 @@ def _restrictions_in(kind: Any) -> Iterator[_Restriction]:
             yield metadata.extra["restriction"]
 
 
-TokenId = Annotated[int, described("A token id.", minimum=0)]
+def spellings_in(body: msgspec.Struct, name: str) -> dict[str, int]:
+    """Return the numbers that `body` gives for the field `name`, by place, that which counts first."""
+    found = {}
+    for place in SAMPLING_FIELDS[name].spellings:
+        first, _, inner = place.partition(".")
+        value = getattr(body, first, None)
+        value = getattr(value, inner, None) if inner else value
+        if value is not None and first not in restricted_names(type(body)):
+            found[place] = value
+    return found

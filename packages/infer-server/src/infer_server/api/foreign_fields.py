@@ -3,7 +3,7 @@
 Three kinds: what never changes an answer is taken with any value; what would change one is taken at the values that
 switch it off, and refused by name at others, with what to send instead; another name of a field means that field. A
 null is always taken. What this server does is no row of the table but a field of a body, which takes the place of a row
-of the same name.
+of the same name; what other servers call a field of `SamplingParams` stands in its declaration.
 
 A body with these fields is a subclass, which `decode_fields` reads and `check_foreign` checks.
 """
@@ -12,6 +12,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from infer_engine.protocol import SamplingParams
+from infer_engine.protocol.request_fields import with_fields
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.validation import out_of_range, unsupported
 from infer_server.http.bodies import decode_body, not_json
@@ -30,259 +33,160 @@ _SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_
 _OLDER_SAMPLERS = ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 
 
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def _elsewhere(send: str) -> msgspec.Meta:
     return restricted("Only null.", allow=("", [], {}), send=send)
 
 
-class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of other servers and of gateways, at values that change nothing."""
+def _each(kind: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), kind)
 
+
+_ROWS: dict[str, Any] = {
     # OpenAI and gateways
-    user: Ignored = None
-    metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    prediction: Ignored = None
-    verbosity: Ignored = None
-    modalities: Annotated[Any, restricted('Only ["text"].', allow=(["text"],), send='["text"]')] = None
-    web_search_options: OnlyEmpty = None
-    audio: OnlyNull = None
-    moderation: OnlyNull = None
-    provider: Ignored = None
-    models: Ignored = None
-    route: Ignored = None
-    transforms: Ignored = None
-    usage: Ignored = None
-    session_id: Ignored = None
-    trace: Ignored = None
-    plugins: OnlyEmpty = None
-    reasoning: OnlyEmpty = None
-    thinking: OnlyEmpty = None
-    enable_thinking: Annotated[Any, restricted("Only null.", send="a conversation to `/v1/chat/completions`")] = None
-    extra_body: Annotated[
-        dict[str, Any] | None, described("Its fields count as if they were beside the others, in place of those there.")
-    ] = None
-    extra_headers: Ignored = None
-    headers: Ignored = None
-    extra_query: Ignored = None
-    drop_params: Ignored = None
-    num_retries: Ignored = None
-    timeout: Ignored = None
-    tags: Ignored = None
-    litellm_metadata: Ignored = None
-    litellm_call_id: Ignored = None
-    litellm_session_id: Ignored = None
-    litellm_trace_id: Ignored = None
-    cache_control: Ignored = None
-
+    **_each(
+        Ignored,
+        "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options "
+        "prompt_cache_retention prediction verbosity provider models route transforms usage session_id trace "
+        "extra_headers headers extra_query drop_params num_retries timeout tags litellm_metadata "
+        "litellm_call_id litellm_session_id litellm_trace_id cache_control",
+    ),
+    **_each(OnlyEmpty, "web_search_options plugins reasoning thinking"),
+    **_each(OnlyNull, "audio moderation"),
+    "modalities": Annotated[Any, restricted('Only ["text"].', allow=(["text"],), send='["text"]')],
+    "enable_thinking": Annotated[Any, restricted("Only null.", send="a conversation to `/v1/chat/completions`")],
     # AI SDK's settings under its own names
-    reasoningEffort: Annotated[Any, another_name("reasoning_effort")] = None  # noqa: N815
-    parallelToolCalls: Annotated[Any, another_name("parallel_tool_calls")] = None  # noqa: N815
-    promptCacheKey: Ignored = None  # noqa: N815
-    safetyIdentifier: Ignored = None  # noqa: N815
-    serviceTier: Ignored = None  # noqa: N815
-    textVerbosity: Ignored = None  # noqa: N815
-
+    **_each(Ignored, "promptCacheKey safetyIdentifier serviceTier textVerbosity"),
+    "reasoningEffort": Annotated[Any, another_name("reasoning_effort")],
+    "parallelToolCalls": Annotated[Any, another_name("parallel_tool_calls")],
     # Providers: Mistral, MiniMax, Qwen, GLM, Baseten
-    random_seed: Annotated[Any, another_name("seed")] = None
-    safe_prompt: OnlyOff = None
-    prompt_mode: Annotated[Any, restricted("Only `reasoning`.", allow=("reasoning",), send="`reasoning_effort`")] = None
-    reasoning_split: OnlyOn = None
-    enable_search: OnlyOff = None
-    search_options: OnlyEmpty = None
-    vl_high_resolution_images: Ignored = None
-    incremental_output: Ignored = None
-    user_id: Ignored = None
-    tool_stream: Ignored = None
-    chat_template_args: Annotated[Any, another_name("chat_template_kwargs")] = None
-
+    **_each(OnlyOff, "safe_prompt enable_search"),
+    **_each(Ignored, "vl_high_resolution_images incremental_output user_id tool_stream"),
+    "search_options": OnlyEmpty,
+    "reasoning_split": OnlyOn,
+    "prompt_mode": Annotated[Any, restricted("Only `reasoning`.", allow=("reasoning",), send="`reasoning_effort`")],
+    "chat_template_args": Annotated[Any, another_name("chat_template_kwargs")],
     # Chat programs and editors: Open WebUI, Copilot
-    chat_id: Ignored = None
-    message_id: Ignored = None
-    thread_id: Ignored = None
-    response_language: Ignored = None
-    snippy: Ignored = None
-    intent: Ignored = None
-
+    **_each(Ignored, "chat_id message_id thread_id response_language snippy intent"),
     # vLLM
-    best_of: OnlyOne = None
-    use_beam_search: OnlyOff = None
-    length_penalty: OnlyOne = None
-    early_stopping: OnlyOff = None
-    spaces_between_special_tokens: Ignored = None
-    detokenize: OnlyOn = None
-    echo: OnlyOff = None
-    suffix: OnlyEmpty = None
-    prompt_logprobs: Annotated[Any, restricted("Only null.", send="`echo` and `logprobs` to `/v1/completions`")] = None
-    truncate_prompt_tokens: OnlyNull = None
-    truncation_side: Ignored = None
-    add_special_tokens: OnlyOff = None
-    add_generation_prompt: OnlyOn = None
-    continue_final_message: OnlyOff = None
-    documents: OnlyEmpty = None
-    chat_template: OnlyNull = None
-    mm_processor_kwargs: OnlyEmpty = None
-    media_io_kwargs: OnlyEmpty = None
-    include_reasoning: OnlyOn = None
-    thinking_token_budget: OnlyNull = None
-    return_tokens_as_token_ids: OnlyOff = None
-    return_token_ids: OnlyOff = None
-    guided_decoding_backend: Ignored = None
-    structural_tag: Annotated[Any, restricted("Only null.", send="`structured_outputs` with `structural_tag`")] = None
-    logits_processors: OnlyEmpty = None
-    kv_transfer_params: OnlyEmpty = None
-    vllm_xargs: OnlyEmpty = None
-    prompt_embeds: OnlyEmpty = None
-    repetition_detection: OnlyNull = None
-    request_id: Ignored = None
-    data_parallel_rank: Ignored = None
-
+    **_each(OnlyOne, "best_of length_penalty"),
+    **_each(
+        OnlyOff,
+        "use_beam_search early_stopping echo add_special_tokens continue_final_message "
+        "return_tokens_as_token_ids return_token_ids",
+    ),
+    **_each(
+        Ignored,
+        "spaces_between_special_tokens truncation_side guided_decoding_backend request_id data_parallel_rank",
+    ),
+    **_each(OnlyOn, "detokenize add_generation_prompt include_reasoning"),
+    **_each(
+        OnlyEmpty,
+        "suffix documents mm_processor_kwargs media_io_kwargs logits_processors kv_transfer_params vllm_xargs "
+        "prompt_embeds",
+    ),
+    **_each(OnlyNull, "truncate_prompt_tokens chat_template thinking_token_budget repetition_detection"),
+    "prompt_logprobs": Annotated[Any, restricted("Only null.", send="`echo` and `logprobs` to `/v1/completions`")],
+    "structural_tag": Annotated[Any, restricted("Only null.", send="`structured_outputs` with `structural_tag`")],
     # SGLang
-    regex: Annotated[Any, another_name("guided_regex")] = None
-    ebnf: Annotated[Any, another_name("guided_grammar")] = None
-    stop_regex: OnlyEmpty = None
-    no_stop_trim: Annotated[Any, another_name("include_stop_str_in_output")] = None
-    lora_path: OnlyNull = None
-    input_ids: Annotated[Any, restricted("Only null.", send="`prompt` with the ids to `/v1/completions`")] = None
-    separate_reasoning: OnlyOn = None
-    stream_reasoning: OnlyOn = None
-    return_hidden_states: OnlyOff = None
-    return_routed_experts: OnlyOff = None
-    return_cached_tokens_details: OnlyOff = None
-    return_prompt_token_ids: OnlyOff = None
-    session_params: OnlyNull = None
-    custom_logit_processor: OnlyNull = None
-    custom_params: OnlyEmpty = None
-    bootstrap_host: OnlyNull = None
-    bootstrap_port: OnlyNull = None
-    bootstrap_room: OnlyNull = None
-    extra_key: Annotated[Any, another_name("cache_salt")] = None
-    rid: Ignored = None
-
+    **_each(OnlyEmpty, "stop_regex custom_params"),
+    **_each(OnlyNull, "lora_path session_params custom_logit_processor bootstrap_host bootstrap_port bootstrap_room"),
+    **_each(OnlyOn, "separate_reasoning stream_reasoning"),
+    **_each(
+        OnlyOff,
+        "return_hidden_states return_routed_experts return_cached_tokens_details return_prompt_token_ids",
+    ),
+    "rid": Ignored,
+    "regex": Annotated[Any, another_name("guided_regex")],
+    "ebnf": Annotated[Any, another_name("guided_grammar")],
+    "input_ids": Annotated[Any, restricted("Only null.", send="`prompt` with the ids to `/v1/completions`")],
+    "extra_key": Annotated[Any, another_name("cache_salt")],
     # llama.cpp
-    samplers: Annotated[
+    **_each(
+        Ignored,
+        "cache_prompt id_slot slot_id n_discard xtc_threshold dry_base dry_allowed_length dry_penalty_last_n "
+        "dry_sequence_breakers mirostat_tau mirostat_eta dynatemp_exponent penalize_nl timings_per_token "
+        "return_progress preserved_tokens backend_sampling speculative.n_max speculative.n_min "
+        "speculative.p_min",
+    ),
+    **_each(OnlyZero, "n_keep n_indent top_a xtc_probability dry_multiplier mirostat mirostat_mode dynatemp_range"),
+    **_each(OnlyOne, "typical_p typ_p typical tfs_z tfs"),
+    **_each(PenaltyWindow, "repeat_last_n penalty_last_n"),
+    **_each(OnlyOff, "post_sampling_probs return_tokens reasoning_in_content thinking_forced_open grammar_lazy"),
+    **_each(OnlyEmpty, "response_fields lora image_data multimodal_data grammar_triggers"),
+    "parse_tool_calls": OnlyOn,
+    "samplers": Annotated[
         Any,
         restricted(
             "Only llama.cpp's default.", allow=([], "", "edskypmxt", "edkypmxt", "dkypmxt", _SAMPLERS, _OLDER_SAMPLERS)
         ),
-    ] = None
-    cache_prompt: Ignored = None
-    id_slot: Ignored = None
-    slot_id: Ignored = None
-    n_keep: OnlyZero = None
-    n_discard: Ignored = None
-    n_indent: OnlyZero = None
-    n_probs: Annotated[Any, restricted("Only 0.", allow=(0,), send="`logprobs`")] = None
-    min_keep: Annotated[Any, restricted("Only 0 or 1.", allow=(0, 1), send="0")] = None
-    t_max_prompt_ms: Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="-1")] = None
-    t_max_predict_ms: Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="-1")] = None
-    typical_p: OnlyOne = None
-    typ_p: OnlyOne = None
-    typical: OnlyOne = None
-    tfs_z: OnlyOne = None
-    tfs: OnlyOne = None
-    top_a: OnlyZero = None
-    top_n_sigma: Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="-1")] = None
-    nsigma: Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="0")] = None
-    xtc_probability: OnlyZero = None
-    xtc_threshold: Ignored = None
-    dry_multiplier: OnlyZero = None
-    dry_base: Ignored = None
-    dry_allowed_length: Ignored = None
-    dry_penalty_last_n: Ignored = None
-    dry_sequence_breakers: Ignored = None
-    mirostat: OnlyZero = None
-    mirostat_mode: OnlyZero = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
-    dynatemp_range: OnlyZero = None
-    dynatemp_exponent: Ignored = None
-    repeat_penalty: Annotated[Any, restricted("Only 1.", allow=(1,), send="`repetition_penalty`")] = None
-    repeat_last_n: PenaltyWindow = None
-    penalty_last_n: PenaltyWindow = None
-    penalize_nl: Ignored = None
-    post_sampling_probs: OnlyOff = None
-    timings_per_token: Ignored = None
-    return_progress: Ignored = None
-    return_tokens: OnlyOff = None
-    response_fields: OnlyEmpty = None
-    lora: OnlyEmpty = None
-    image_data: OnlyEmpty = None
-    multimodal_data: OnlyEmpty = None
-    reasoning_format: Annotated[
-        Any,
-        restricted("Only `auto`, `deepseek` or `parsed`.", allow=("auto", "deepseek", "parsed"), send="`auto`"),
-    ] = None
-    reasoning_in_content: OnlyOff = None
-    reasoning_budget: Annotated[Any, restricted("Only -1.", allow=(-1,), send="-1")] = None
-    thinking_forced_open: OnlyOff = None
-    parse_tool_calls: OnlyOn = None
-    grammar_lazy: OnlyOff = None
-    grammar_triggers: OnlyEmpty = None
-    preserved_tokens: Ignored = None
-    backend_sampling: Ignored = None
-    speculative_n_max: Ignored = msgspec.field(default=None, name="speculative.n_max")
-    speculative_n_min: Ignored = msgspec.field(default=None, name="speculative.n_min")
-    speculative_p_min: Ignored = msgspec.field(default=None, name="speculative.p_min")
-
+    ],
+    "min_keep": Annotated[Any, restricted("Only 0 or 1.", allow=(0, 1), send="0")],
+    "t_max_prompt_ms": Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="-1")],
+    "t_max_predict_ms": Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="-1")],
+    "top_n_sigma": Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="-1")],
+    "nsigma": Annotated[Any, restricted("Only 0 or -1.", allow=(0, -1), send="0")],
+    "reasoning_format": Annotated[
+        Any, restricted("Only `auto`, `deepseek` or `parsed`.", allow=("auto", "deepseek", "parsed"), send="`auto`")
+    ],
+    "reasoning_budget": Annotated[Any, restricted("Only -1.", allow=(-1,), send="-1")],
     # Ollama, text-generation-webui, KoboldCpp
-    options: Annotated[Any, _elsewhere("its fields beside the others, under OpenAI's names")] = None
-    num_predict: Annotated[Any, another_name("max_tokens")] = None
-    num_ctx: Annotated[Any, restricted("Only null.", send="nothing: the server's `--max-seq-len` decides")] = None
-    format: Annotated[Any, _elsewhere("`response_format`")] = None
-    think: Annotated[Any, restricted("Only null.", send="`reasoning_effort`")] = None
-    raw: OnlyOff = None
-    keep_alive: Ignored = None
-    do_sample: Annotated[Any, restricted("Only true.", allow=(True,), send="`temperature` 0")] = None
-    smoothing_factor: OnlyZero = None
-    smoothing_curve: Ignored = None
-    dynamic_temperature: OnlyOff = None
-    dynatemp_low: Ignored = None
-    dynatemp_high: Ignored = None
-    temperature_last: OnlyOff = None
-    epsilon_cutoff: OnlyZero = None
-    eta_cutoff: OnlyZero = None
-    penalty_alpha: OnlyZero = None
-    guidance_scale: OnlyOne = None
-    negative_prompt: Ignored = None
-    no_repeat_ngram_size: OnlyZero = None
-    encoder_repetition_penalty: OnlyOne = None
-    rep_pen: Annotated[Any, restricted("Only 1.", allow=(1,), send="`repetition_penalty`")] = None
-    repetition_penalty_range: PenaltyWindow = None
-    rep_pen_range: PenaltyWindow = None
-    truncation_length: Ignored = None
-    add_bos_token: OnlyOn = None
-    ban_eos_token: Annotated[Any, restricted("Only false.", allow=(False,), send="`ignore_eos` true")] = None
-    custom_token_bans: Annotated[Any, restricted('Only "".', allow=("", []), send="`logit_bias`")] = None
-    banned_tokens: OnlyEmpty = None
-    banned_strings: Annotated[Any, restricted("Only [].", allow=("", []), send="`bad_words`")] = None
-    grammar_string: Annotated[Any, another_name("grammar")] = None
-    sampler_priority: OnlyEmpty = None
-    prompt_lookup_num_tokens: Ignored = None
-    auto_max_new_tokens: OnlyOff = None
-    max_tokens_second: OnlyZero = None
-
+    **_each(OnlyOff, "raw dynamic_temperature temperature_last auto_max_new_tokens"),
+    **_each(
+        Ignored,
+        "keep_alive smoothing_curve dynatemp_low dynatemp_high negative_prompt truncation_length "
+        "prompt_lookup_num_tokens",
+    ),
+    **_each(
+        OnlyZero,
+        "smoothing_factor epsilon_cutoff eta_cutoff penalty_alpha no_repeat_ngram_size max_tokens_second",
+    ),
+    **_each(OnlyOne, "guidance_scale encoder_repetition_penalty"),
+    **_each(PenaltyWindow, "repetition_penalty_range rep_pen_range"),
+    **_each(OnlyEmpty, "banned_tokens sampler_priority"),
+    "add_bos_token": OnlyOn,
+    "options": Annotated[Any, _elsewhere("its fields beside the others, under OpenAI's names")],
+    "num_ctx": Annotated[Any, restricted("Only null.", send="nothing: the server's `--max-seq-len` decides")],
+    "format": Annotated[Any, _elsewhere("`response_format`")],
+    "think": Annotated[Any, restricted("Only null.", send="`reasoning_effort`")],
+    "do_sample": Annotated[Any, restricted("Only true.", allow=(True,), send="`temperature` 0")],
+    "ban_eos_token": Annotated[Any, restricted("Only false.", allow=(False,), send="`ignore_eos` true")],
+    "custom_token_bans": Annotated[Any, restricted('Only "".', allow=("", []), send="`logit_bias`")],
+    "grammar_string": Annotated[Any, another_name("grammar")],
     # TGI
-    details: OnlyOff = None
-    decoder_input_details: OnlyOff = None
-    return_full_text: OnlyOff = None
-    watermark: OnlyOff = None
-    truncate: OnlyNull = None
-    adapter_id: OnlyNull = None
-    top_n_tokens: OnlyZero = None
-    tool_prompt: OnlyEmpty = None
-    guideline: OnlyEmpty = None
-    max_new_tokens: Annotated[Any, another_name("max_tokens")] = None
+    **_each(OnlyOff, "details decoder_input_details return_full_text watermark"),
+    **_each(OnlyNull, "truncate adapter_id"),
+    **_each(OnlyEmpty, "tool_prompt guideline"),
+    "top_n_tokens": OnlyZero,
+}
+"""The fields with what is taken of them, but for those that follow from declarations of `SamplingParams`."""
+
+
+@with_fields(
+    _ROWS
+    | {alias: Annotated[Any, another_name(name)] for name, field in SAMPLING_FIELDS.items() for alias in field.aliases}
+    | {
+        other: Annotated[Any, restricted(f"Only {_json(values[-1])}.", allow=values, send=f"`{name}`")]
+        for name, field in SAMPLING_FIELDS.items()
+        for other, values in field.elsewhere.items()
+    }
+)
+class ForeignFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of other servers and of gateways, at values that change nothing."""
+
+    extra_body: Annotated[
+        dict[str, Any] | None, described("Its fields count as if they were beside the others, in place of those there.")
+    ] = None
 
 
 F = TypeVar("F", bound=ForeignFields)
 
 _WINDOWS = ("repeat_last_n", "penalty_last_n", "repetition_penalty_range", "rep_pen_range")
-_NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+_PENALTIES = [name for name in SAMPLING_FIELDS if name.endswith("_penalty")]
+_NO_PENALTIES = {name: getattr(SamplingParams(), name) for name in _PENALTIES}
 
 
 def decode_fields(raw: bytes, struct: type[F]) -> F:

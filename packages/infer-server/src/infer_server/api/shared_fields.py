@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_server.api.fields import described
 from infer_server.api.thinking import MAX_EFFORT_CHARACTERS
 from infer_server.api.tools import TOOL_NAME_PATTERN
@@ -27,10 +28,8 @@ ReasoningEffort = Annotated[
         maxLength=MAX_EFFORT_CHARACTERS,
     ),
 ]
-ThinkingTokenBudget = Annotated[
-    int | None,
-    described("Most tokens of thinking: then its end is forced. -1: no limit; left out: the server's.", minimum=-1),
-]
+_BUDGET = SAMPLING_FIELDS["thinking_token_budget"]
+ThinkingTokenBudget = Annotated[int | None, described(_BUDGET.sentence, **_BUDGET.json_schema)]
 ReturnTokenIds = Annotated[bool | None, described("List the ids of the tokens of prompt and answer beside the text.")]
 ChatTemplateKwargs = Annotated[
     dict[str, Any] | None, described("Further variables of the chat template, such as `enable_thinking`.")

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from infer_server.api.fields import spellings_in
 from infer_server.api.validation import out_of_range
 
 MAX_EFFORT_CHARACTERS = 20
@@ -23,13 +26,13 @@ def template_kwargs_of(effort: str | None, given: Mapping[str, Any] | None = Non
     return wanted | dict(given or {})
 
 
-def budget_of(named: Mapping[str, int | None]) -> int | None:
-    """Return the most tokens of thinking: the first value of the fields `named` that is given.
+def budget_of(body: msgspec.Struct) -> int | None:
+    """Return the most tokens of thinking that `body` gives.
 
     Raises:
         ApiError: 400: it is no number of tokens.
     """
-    given = {name: value for name, value in named.items() if value is not None}
+    given = spellings_in(body, "thinking_token_budget")
     for name, value in given.items():
         if value < -1:
             raise out_of_range(name, f"`{name}` is {value}; send a number of tokens, or -1 for no limit.")

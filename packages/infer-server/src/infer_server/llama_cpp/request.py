@@ -67,8 +67,7 @@ def infill_request(body: InfillBody, *, served_model: str) -> GenerateRequest:
     check_foreign(body)
     check_range("n_indent", body.n_indent, low=0, high=_MOST)
     check_range("t_max_predict_ms", body.t_max_predict_ms, low=-1, high=_MOST)
-    is_limited = body.n_predict is not None or body.max_tokens is not None
-    max_tokens = most_tokens(body, "n_predict", "max_tokens") if is_limited else DEFAULT_MAX_TOKENS
+    max_tokens = most_tokens(body, left_out=DEFAULT_MAX_TOKENS)
     return GenerateRequest(
         prompt=InfillPrompt(
             prefix=body.input_prefix + (body.prompt or ""),
@@ -77,7 +76,7 @@ def infill_request(body: InfillBody, *, served_model: str) -> GenerateRequest:
             cuts=True,
         ),
         params=generation_params(body, max_tokens=max_tokens, logprobs=None),
-        add_special_tokens=body.add_special_tokens is not False,
+        add_special_tokens=getattr(body, "add_special_tokens", None) is not False,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         clip_max_tokens=True,

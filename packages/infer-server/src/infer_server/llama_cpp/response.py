@@ -171,7 +171,7 @@ def _answer(
 def _stop_type(last: StepOutput, body: InfillBody) -> Literal["eos", "word", "limit"]:
     if last.finish_reason is FinishReason.LENGTH:
         return "limit"
-    is_asked = isinstance(last.stop_reason, str) or last.stop_reason in (body.stop_token_ids or ())
+    is_asked = isinstance(last.stop_reason, str) or last.stop_reason in (getattr(body, "stop_token_ids", None) or ())
     return "word" if last.finish_reason is FinishReason.STOP and is_asked else "eos"
 
 

@@ -10,24 +10,15 @@ from typing import Annotated
 import msgspec
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.protocol.sampling import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_CHARACTERS,
-    MAX_BAD_WORDS,
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS_ENTRIES,
-    MAX_STOP_CHARACTERS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-)
-from infer_server.api.fields import TokenId, check_restricted, described, restricted
-from infer_server.api.sampling_fields import StopString, sampling_params
+from infer_engine.protocol.sampling import BIAS, MAX_LOGIT_BIAS_ENTRIES
+from infer_server.api.fields import check_restricted, described, restricted, spellings_in
+from infer_server.api.sampling_fields import sampling_params, with_sampling_fields
 from infer_server.api.shared_fields import ReturnTokenIds
 from infer_server.api.validation import out_of_range
 from infer_server.errors import shorten
 from infer_server.openai.structured_outputs import FormatFields, structured_outputs_of
 
-Bias = Annotated[float, described("What is added.", minimum=-100, maximum=100)]
+Bias = Annotated[float, described("What is added.", **BIAS.json_schema)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,24 +35,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
 
 
+@with_sampling_fields("completions")
 class GenerationFields(FormatFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of every body that asks for generated text."""
 
-    presence_penalty: Annotated[
-        float | None, described("Taken from the logits of tokens that the text has.", minimum=-2, maximum=2)
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        described("Taken from the logit of a token once for each time that it occurs.", minimum=-2, maximum=2),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        described(
-            "Divides the positive logits of tokens of prompt and text, multiplies the others.",
-            exclusiveMinimum=0,
-            maximum=10,
-        ),
-    ] = None
     logit_bias: Annotated[
         dict[str, Bias] | None,
         described(
@@ -70,32 +47,6 @@ class GenerationFields(FormatFields, frozen=True, kw_only=True, forbid_unknown_f
             propertyNames={"pattern": "^[0-9]{1,10}$"},
         ),
     ] = None
-    stop: Annotated[
-        StopString | list[StopString] | None,
-        described(
-            f"One string or more, of up to {MAX_STOP_CHARACTERS:,} characters, that end the text and are not part of "
-            "it; special tokens too.",
-            maxItems=MAX_STOP_STRINGS,
-        ),
-    ] = None
-    stop_token_ids: Annotated[
-        list[TokenId] | None, described("Token ids that end the text.", maxItems=MAX_STOP_TOKEN_IDS)
-    ] = None
-    include_stop_str_in_output: Annotated[bool | None, described("Keep what ended the text as its end.")] = None
-    skip_special_tokens: Annotated[bool | None, described("False: special tokens are in the text too.")] = None
-    bad_words: Annotated[
-        list[Annotated[str, described("A text.", minLength=1, maxLength=MAX_BAD_WORD_CHARACTERS)]] | None,
-        described("Texts that are not generated, in the tokens that the tokenizer makes.", maxItems=MAX_BAD_WORDS),
-    ] = None
-    allowed_token_ids: Annotated[
-        list[TokenId] | None,
-        described("The only tokens that are generated.", minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS),
-    ] = None
-    ignore_eos: Annotated[bool | None, described("Go on after an end-of-sequence token.")] = None
-    min_tokens: Annotated[
-        int | None, described("Tokens to generate before one that ends the text may come.", minimum=0)
-    ] = None
-    n: Annotated[int | None, described("Choices per prompt; 1 if left out.", minimum=1, maximum=MAX_CHOICES)] = None
     stream_options: Annotated[StreamOptions | None, described("What a stream carries beside its tokens.")] = None
     return_token_ids: ReturnTokenIds = None
     priority: Annotated[
@@ -134,13 +85,15 @@ def generation_params(
     return params
 
 
-def most_tokens(body: GenerationFields, *names: str) -> int | None:
-    """Return the least of the limits in the fields `names` of `body`; None and -1 are no limit.
+def most_tokens(body: GenerationFields, *, left_out: int | None = None) -> int | None:
+    """Return the least of the limits of `body`; -1 is no limit. Without any it is `left_out`.
 
     Raises:
         ApiError: 400, `invalid_value`.
     """
-    limits = {name: value for name in names if (value := getattr(body, name)) is not None}
+    limits = spellings_in(body, "max_tokens")
+    if not limits:
+        return left_out
     for name, value in limits.items():
         if value < -1:
             raise out_of_range(name, f"`{name}` is {value}; it must be a whole number, or -1 for no limit.")

@@ -9,7 +9,8 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 
 from infer_engine.protocol import ChatPrompt, Engine
-from infer_server.api.fields import TokenId, described
+from infer_engine.protocol.request_fields import TokenId
+from infer_server.api.fields import described
 from infer_server.api.foreign_fields import ForeignFields, check_foreign, decode_fields
 from infer_server.api.handler import served_name
 from infer_server.api.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage, Documents

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from infer_engine.protocol import GenerateRequest
-from infer_server.api.fields import check_restricted, described, restricted
+from infer_server.api.fields import check_restricted, described, restricted, spellings_in
 from infer_server.api.foreign_fields import check_foreign
 from infer_server.api.shared_fields import (
     AddGenerationPrompt,
@@ -36,7 +36,6 @@ from infer_server.openai.generation_fields import GenerationFields, generation_p
 from infer_server.openai.tool_choice import TOOL_CHOICE, ToolSettings
 
 MAX_TOP_LOGPROBS = 20
-_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 class ReasoningSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,15 +118,16 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
     check_foreign(body)
     if body.reasoning is not None:
         check_restricted(body.reasoning, prefix="reasoning.")
+    params = generation_params(
+        body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), thinking_token_budget=budget_of(body)
+    )
     return GenerateRequest(
         prompt=prompt,
-        params=generation_params(
-            body, max_tokens=_max_tokens(body), logprobs=_logprobs(body), thinking_token_budget=_budget(body)
-        ),
+        params=params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
         prediction=_prediction(body.prediction),
-        clip_max_tokens=not body.ignore_eos,  # beside it `max_tokens` is no limit, but how many tokens are wanted
+        clip_max_tokens=not params.ignore_eos,  # beside it `max_tokens` is no limit, but how many tokens are wanted
     )
 
 
@@ -156,18 +156,6 @@ def _effort(body: ChatBody) -> str | None:
     return checked_effort(body.reasoning_effort, name="reasoning_effort")
 
 
-def _budget(body: ChatBody) -> int | None:
-    return budget_of(
-        {
-            "thinking_token_budget": body.thinking_token_budget,
-            "thinking_budget": body.thinking_budget,
-            "reasoning_budget": body.reasoning_budget,
-            "reasoning.max_tokens": None if body.reasoning is None else body.reasoning.max_tokens,
-            "thinking.budget_tokens": None if body.thinking is None else body.thinking.budget_tokens,
-        }
-    )
-
-
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     """Return the variables of the template; those that the client names itself win."""
     switches = (
@@ -182,10 +170,10 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
 
 
 def _max_tokens(body: ChatBody) -> int | None:
-    for name in _LIMITS:
-        if getattr(body, name) == 0:  # some clients mean no limit by it, and others no answer
+    for name, value in spellings_in(body, "max_tokens").items():
+        if value == 0:  # some clients mean no limit by it, and others no answer
             raise out_of_range(name, f"`{name}` is 0; it must be a whole number of at least 1, or -1 for no limit.")
-    return most_tokens(body, *_LIMITS)
+    return most_tokens(body)
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from infer_engine.protocol import GenerateRequest, InfillPrompt
 from infer_engine.protocol.sampling import MAX_LOGPROBS
-from infer_server.api.fields import described
+from infer_server.api.fields import described, spellings_in
 from infer_server.api.foreign_fields import check_foreign
 from infer_server.api.validation import check_model, check_range, out_of_range, unsupported
 from infer_server.errors import ApiError
@@ -17,7 +17,6 @@ from infer_server.openai.generation_fields import GenerationFields, generation_p
 
 MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 128
-_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 
 Prompt = str | list[str | int | list[int]]
 
@@ -90,18 +89,17 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     check_model(body.model, served_model=served_model)
     if len(prompts) > MAX_PROMPTS:
         raise out_of_range("prompt", f"`prompt` has {len(prompts)} prompts; send at most {MAX_PROMPTS} in one request.")
-    n = 1 if body.n is None else body.n
     check_foreign(body)
+    n = 1 if (sent := getattr(body, "n", None)) is None else sent
     if body.best_of not in (None, n):
         raise unsupported("best_of", body.best_of, send=f"{n}, the value of `n`")
     if body.suffix:
         _check_suffix(body, prompts)
         prompts = [InfillPrompt(prefix=prompt, suffix=body.suffix) for prompt in prompts if isinstance(prompt, str)]
     logprobs = _logprobs(body)
-    is_limited = any(getattr(body, name) is not None for name in _LIMITS)
     params = generation_params(
         body,
-        max_tokens=most_tokens(body, *_LIMITS) if is_limited else DEFAULT_MAX_TOKENS,
+        max_tokens=most_tokens(body, left_out=DEFAULT_MAX_TOKENS),
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.echo else None,
     )
@@ -112,7 +110,7 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
             add_special_tokens=body.add_special_tokens is not False,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
-            clip_max_tokens=not is_limited,
+            clip_max_tokens=not spellings_in(body, "max_tokens"),
         )
         for prompt in prompts
     ]

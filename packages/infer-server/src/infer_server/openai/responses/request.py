@@ -10,7 +10,7 @@ import msgspec
 from infer_engine.protocol import ChatPrompt, GenerateRequest
 from infer_server.api.fields import described, restricted
 from infer_server.api.foreign_fields import check_foreign
-from infer_server.api.sampling_fields import SamplingFields, sampling_params
+from infer_server.api.sampling_fields import SamplingFields, sampling_params, with_sampling_fields
 from infer_server.api.shared_fields import (
     ChatTemplateKwargs,
     ParallelToolCalls,
@@ -40,6 +40,7 @@ class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
     generate_summary: Annotated[str | None, described("An older name of `summary`.")] = None
 
 
+@with_sampling_fields("responses")
 class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`. A null is the same as leaving the field out; unknown fields are ignored."""
 
@@ -150,6 +151,6 @@ def responses_request(body: ResolvedBody, *, served_model: str) -> GenerateReque
         names={"max_tokens": "max_output_tokens"},
         max_tokens=most,
         structured_outputs=wanted,
-        thinking_token_budget=budget_of({"thinking_token_budget": body.thinking_token_budget}),
+        thinking_token_budget=budget_of(body),
     )
     return GenerateRequest(prompt=prompt, params=params, clip_max_tokens=True)
