@@ -46,13 +46,13 @@ LARGE_FOLDERS: dict[str, int] = {
 """Folders of more modules than `MAX_MODULES`, with their number."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 27_650,
+    "packages/infer-kernels/src": 27_700,
     "packages/infer-kernels/tests": 14_900,
     "packages/infer-models/src": 19_500,
     "packages/infer-models/tests": 10_600,
     "packages/infer-cache/src": 2_430,
     "packages/infer-cache/tests": 3_020,
-    "packages/infer-engine/src": 26_350,
+    "packages/infer-engine/src": 26_400,
     "packages/infer-engine/tests": 22_900,
     "packages/infer-server/src": 13_950,
     "packages/infer-server/tests": 10_400,
