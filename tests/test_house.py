@@ -3,6 +3,7 @@
 The numbers of exceptions are what is there. They may fall, and then they are to be lowered here.
 """
 
+import ast
 import re
 from collections import Counter
 from functools import cache
@@ -69,6 +70,8 @@ CEILINGS: dict[str, int] = {
 
 NO_NOUN = re.compile(r'^\s*"{3}Of |^\s+\w+: of ', re.MULTILINE)
 """A docstring of an argument or a constant that leaves out its noun: "dtype: of the queries"."""
+RELATIVE_CLAUSE = re.compile(r"(What|How|Where|When|Which|Who|Why)\b")
+"""The beginning of a docstring that has a clause in place of a noun: "What came of it."."""
 
 
 @cache
@@ -127,6 +130,18 @@ def test_docstrings_name_what_they_describe() -> None:
     sources = [path for path in num_lines() if path.suffix == ".py" and "src" in path.parts]
     found = {path.as_posix(): NO_NOUN.findall((ROOT / path).read_text(encoding="utf-8")) for path in sources}
     assert {path: each for path, each in found.items() if each} == {}
+
+
+def test_first_lines_of_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = {
+        f"{path}: {text.splitlines()[0]}"
+        for path in num_lines()
+        if path.suffix == ".py" and "src" in path.parts
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, described) and (text := ast.get_docstring(node)) and RELATIVE_CLAUSE.match(text)
+    }
+    assert found == set()
 
 
 @pytest.mark.parametrize("part", CEILINGS)

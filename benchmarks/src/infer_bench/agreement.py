@@ -63,7 +63,7 @@ class TokenAgreement:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What is saved."""
+        """The saved result."""
         return asdict(self)
 
 
@@ -91,7 +91,7 @@ class TextAgreement:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What is saved."""
+        """The saved result."""
         return asdict(self)
 
 

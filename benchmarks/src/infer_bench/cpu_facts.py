@@ -1,4 +1,4 @@
-"""What a result says of the CPU: its name, its generation where that is known, and its vector instructions."""
+"""Facts of the CPU for a result: its name, its generation where that is known, and its vector instructions."""
 
 import platform
 from pathlib import Path

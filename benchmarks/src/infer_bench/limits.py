@@ -1,4 +1,4 @@
-"""What a benchmark judges: limits, the most or the least that a number may be, and findings, which are in words."""
+"""Judgements of a benchmark: limits, the most or the least that a number may be, and findings, which are in words."""
 
 import sys
 from collections.abc import Sequence

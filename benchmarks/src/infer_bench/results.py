@@ -1,4 +1,4 @@
-"""What every result carries (machine, versions, command, commit), and how it is printed and saved."""
+"""The frame of every result (machine, versions, command, commit), and how it is printed and saved."""
 
 import argparse
 import json

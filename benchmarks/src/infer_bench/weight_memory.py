@@ -1,4 +1,4 @@
-"""How much memory a loaded model's weights take, as they are, packed or quantized."""
+"""The memory that a loaded model's weights take, as they are, packed or quantized."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -24,7 +24,7 @@ REQUEST_TIMEOUT_S = 1800.0
 
 @dataclass(slots=True, kw_only=True)
 class RequestResult:
-    """What became of one request; times in seconds from the run's start.
+    """The outcome of one request; times in seconds from the run's start.
 
     Attributes:
         arrival_s: when it was due.

@@ -1,4 +1,4 @@
-"""What the results of a run add up to: rates, percentiles, goodput, errors.
+"""Sums of the results of a run: rates, percentiles, goodput, errors.
 
     TTFT     first token - arrival                    latency  last token - arrival
     ITL      gap between two events with tokens

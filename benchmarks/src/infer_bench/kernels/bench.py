@@ -18,7 +18,7 @@ HEAD_START_CYCLES = 600_000
 
 @dataclass(frozen=True)
 class Bench:
-    """Where launches run.
+    """A device on which launches run.
 
     Attributes:
         device: their tensors' device.
@@ -56,7 +56,7 @@ class Bench:
         return self._timed(launch, repeats=repeats)
 
     def copy_seconds(self, num_bytes: int) -> float:
-        """What a copy by the device takes that reads and writes `num_bytes` in all."""
+        """The time of a copy by the device that reads and writes `num_bytes` in all."""
         return _copy_seconds(self, num_bytes)
 
     @cached_property

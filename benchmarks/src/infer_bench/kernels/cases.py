@@ -1,4 +1,4 @@
-"""What is timed on a GPU: each op at real models' shapes, with what it must move or compute.
+"""Cases that are timed on a GPU: each op at real models' shapes, with the bytes or operations that it must do.
 
 A case is made when its turn comes, so that its memory is free again before the next.
 """

@@ -1,4 +1,4 @@
-"""What the CPU paths are worth: ours against the naive forms, alternating in one process; ratios are those of medians.
+"""The worth of the CPU paths: ours against the naive forms, alternating in one process; ratios are those of medians.
 
 Linears: `linear` on weights from `prepack` against `F.linear`, over 1 GB of bf16 weights in the shapes of a 1B model's
 layers: more than any cache holds. Decode attention: `plan_attention` and 16 layers of `paged_attention` on 8 sequences

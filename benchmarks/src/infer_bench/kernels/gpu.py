@@ -1,4 +1,4 @@
-"""How fast the kernels are on a GPU, at the shapes of real models, and how much of what the device can do that is.
+"""The speed of the kernels on a GPU, at the shapes of real models, and its share of what the device can do.
 
     uv run infer-bench kernels-gpu
     uv run infer-bench kernels-gpu --op paged_decode --op paged_prefill

@@ -1,4 +1,4 @@
-"""What the compiler made of every kernel that ships, and what main loops take, in Markdown.
+"""The compiler's work on every kernel that ships, and the cost of main loops, in Markdown.
 
 uv run infer-bench kernel-report --write
 """

@@ -70,7 +70,7 @@ class Arrival:
 
 @dataclass(slots=True, kw_only=True)
 class Bar:
-    """What became of a request: its row of the batch, and the steps that computed it there."""
+    """The course of a request: its row of the batch, and the steps that computed it there."""
 
     arrival_step: int
     row: int = -1
@@ -84,7 +84,7 @@ class Bar:
         return self.prefill_steps[-1] + 1 - self.arrival_step
 
     def as_json(self) -> dict[str, Any]:
-        """What is saved, and drawn."""
+        """The saved result, which is drawn too."""
         return {
             "arrival": self.arrival_step,
             "row": self.row,
@@ -102,7 +102,7 @@ class History:
     num_waiting: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """What is saved: the numbers that the picture shows, and the picture's bars."""
+        """The saved result: the numbers that the picture shows, and the picture's bars."""
         num_steps = len(self.num_waiting)
         num_computed = sum(len(bar.prefill_steps) + len(bar.decode_steps) for bar in self.bars)
         waits = [bar.steps_to_first_token for bar in self.bars]

@@ -1,4 +1,4 @@
-"""How fast an engine on a CPU generates beside busy processes, with two threads and with one.
+"""The rate of an engine on a CPU beside busy processes, with two threads and with one.
 
     uv run infer-bench busy
     uv run infer-bench busy --beside 0 1 12 --threads 1 2 --sequences 1 16

@@ -1,4 +1,4 @@
-"""What continuous batching is worth: 16 mixed requests together against the same requests one by one.
+"""The worth of continuous batching: 16 mixed requests together against the same requests one by one.
 
 The ceiling of the ratio is the number of requests, where a step's cost is reading the weights once. Both sides run in
 the same process, on the same engine, alternating; the ratio is that of the medians. It must be at least 1, else the

@@ -1,4 +1,4 @@
-"""What the engine itself costs per step, without a model: scheduling, batch building, choosing tokens, output handling.
+"""The engine's own cost per step, without a model: scheduling, batch building, choosing tokens, output handling.
 
 A null model takes every step's inputs and gives logits that are ready-made; everything else is the engine that serves.
 The limit is 2 ms a step at 256 running requests; where it is missed, the exit code is 1. The cost must not grow with

@@ -1,4 +1,4 @@
-"""What a step takes at the least: its weights read once, or its dense layers and experts one after another."""
+"""The least time of a step: its weights read once, or its dense layers and experts one after another."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ PLAIN = "none"
 
 
 class Floors:
-    """What a step takes at the least."""
+    """The least time of a step."""
 
     def __init__(self, folder: Path, *, quantization: str, device: str) -> None:
         """Load the shape in `folder` once more, as the engine does."""

@@ -86,7 +86,7 @@ Times = dict[str, float]
 
 @dataclass(slots=True)
 class Captures:
-    """What was captured in a round, unchecked.
+    """The steps captured in a round, unchecked.
 
     Attributes:
         num_steps: captured shapes of steps; 0 at a commit that captures none.
@@ -105,7 +105,7 @@ class Captures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a round measures.
+    """The measurements of a round.
 
     Attributes:
         batches: requests that decode together.

@@ -1,4 +1,4 @@
-"""What the cap on prompt tokens beside decodes costs and gives: the ladder's workloads on one core, on its CPU time.
+"""Cost and gain of the cap on prompt tokens beside decodes: the ladder's workloads on one core, on its CPU time.
 
     uv run infer-bench prompt-cap
     uv run infer-bench prompt-cap --cap 48 96 2048 --rounds 5

@@ -1,4 +1,4 @@
-"""What speculative decoding gains: the same requests with drafts and without, in turns, by one process.
+"""The gain of speculative decoding: the same requests with drafts and without, in turns, by one process.
 
     copied      a list that the prompt holds twice is written again
     replayed    a session of an agent with a tool, turn by turn, which was answered before

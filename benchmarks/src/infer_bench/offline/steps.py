@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a CPU or a GPU, and how far it is from its floors.
+"""The parts of a step's time on a CPU or a GPU, and its distance from its floors.
 
     uv run infer-bench cpu-steps
     uv run infer-bench cpu-steps --shape qwen3-0.6b-8k --least-share 0.5
@@ -154,7 +154,7 @@ class SteppedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured with one quantization.
+    """The measurements with one quantization.
 
     Attributes:
         milliseconds: duration of each stage and floor, by what was computed.

@@ -1,4 +1,4 @@
-"""What structured output costs: tokens per second under a JSON Schema and a regular expression, beside free text.
+"""The cost of structured output: tokens per second under a JSON Schema and a regular expression, beside free text.
 
 Random weights, in this process, on one engine, turn by turn; ratios of medians. A grammar of its own for each round, so
 that the first token of a new grammar, and of one that is compiled, can be told apart.

@@ -1,4 +1,4 @@
-"""What a later turn of a conversation computes, and how long its first token takes beside that of the first turn.
+"""The computed tokens of a later turn of a conversation, and the time of its first token beside that of the first turn.
 
     appended       the conversation so far, the answer and a new message
     regenerated    the same prompt again

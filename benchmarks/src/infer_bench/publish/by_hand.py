@@ -1,4 +1,4 @@
-"""What no command of a publication writes, each with the reason: results to come, pictures, and typed numbers."""
+"""Everything that no command of a publication writes, with reasons: results to come, pictures, and typed numbers."""
 
 STALE: dict[str, str] = {}
 """Results that are to be measured again, by name, with the reason: their files may be of a changed tree or another

@@ -1,4 +1,4 @@
-"""What a publication is made of: results, and the tables and pictures that are drawn from them."""
+"""The parts of a publication: results, and the tables and pictures that are drawn from them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

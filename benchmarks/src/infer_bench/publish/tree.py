@@ -1,4 +1,4 @@
-"""What git says of the working tree: its commit, what has changed, and which commits it comes from."""
+"""The working tree as git sees it: its commit, what has changed, and which commits it comes from."""
 
 import shutil
 import subprocess

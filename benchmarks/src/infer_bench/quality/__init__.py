@@ -1,1 +1,1 @@
-"""What quantized weights cost in quality: held-out loss, and the answers of a small real model."""
+"""The quality lost with quantized weights: held-out loss, and the answers of a small real model."""

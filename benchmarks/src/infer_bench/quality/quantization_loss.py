@@ -1,4 +1,4 @@
-"""What quantized weights cost in quality: the loss on a text that the model was not trained on.
+"""The quality lost with quantized weights: the loss on a text that the model was not trained on.
 
     uv run infer-bench quantization-loss --text tinyshakespeare.txt
     uv run infer-bench quantization-loss --text tinyshakespeare.txt --quantization none int8 --most int8=1.01
@@ -32,7 +32,7 @@ PLAIN = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What one quantization comes to.
+    """The result of one quantization.
 
     Attributes:
         nats_per_token: mean cross entropy.

@@ -1,4 +1,4 @@
-"""What quantized weights cost a real model: its loss, and whether it still gives the same answers.
+"""The quality that a real model loses with quantized weights: its loss, and whether it still gives the same answers.
 
     uv run infer-bench real-model
     uv run infer-bench real-model --text tinyshakespeare.txt --quantization none int8 --exact
@@ -46,7 +46,7 @@ Answers = list[list[int]]
 
 
 class Side(NamedTuple):
-    """What is judged: a checkpoint, and how its weights are kept."""
+    """A model to judge: a checkpoint, and how its weights are kept."""
 
     folder: Path
     quantization: str
@@ -54,7 +54,7 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a quantization of the real model comes to.
+    """The result of a quantization of the real model.
 
     Attributes:
         nats_per_token: mean cross entropy of all positions but each window's first.

@@ -1,4 +1,4 @@
-"""What a server tells about itself: its configuration, and its metrics while it works. Judges nothing.
+"""A server's own account: its configuration, and its metrics while it works. Judges nothing.
 
 Every server tells something else, and some nothing: what is not there is left out. Metrics have the same names behind
 different prefixes (`infer:`, `vllm:`), or names of their own.

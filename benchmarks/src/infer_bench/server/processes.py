@@ -11,7 +11,7 @@ _CORE = "infer_engine.assembly.core_process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentMemory:
-    """What processes hold in memory, each page once.
+    """The memory of processes, each page once.
 
     Attributes:
         own_bytes: pages that no other process shares.

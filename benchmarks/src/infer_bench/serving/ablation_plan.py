@@ -83,7 +83,7 @@ ONLY_CHUNKED = "prefill_chunk_size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What the ablation runs with.
+    """The settings of the ablation.
 
     Attributes:
         name: name of the profile.
@@ -244,7 +244,7 @@ Measured = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 class Capacity(NamedTuple):
-    """How many sequences of `num_tokens` tokens fit into slots, and into blocks of the same memory."""
+    """The numbers of sequences of `num_tokens` tokens that fit into slots, and into blocks of the same memory."""
 
     num_tokens: int
     in_slots: int

@@ -1,4 +1,4 @@
-"""What HTTP costs a server whose engine computes nothing: CPU time per streamed token and per request, side by side.
+"""The cost of HTTP for a server whose engine computes nothing: CPU time per streamed token and per request, in turns.
 
 Requests of one token come over connections that are kept alive, as clients keep them.
 """

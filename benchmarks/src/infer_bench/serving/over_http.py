@@ -1,4 +1,4 @@
-"""What serving costs: the workload `single` over HTTP, beside the same request through `LLM.generate`, in turns.
+"""The cost of serving: the workload `single` over HTTP, beside the same request through `LLM.generate`, in turns.
 
 Both have the same model with random weights, the same configuration and as many threads; the server computes in a
 process of its own, and its answer is streamed. A request over HTTP is timed from its arrival to its last token, one

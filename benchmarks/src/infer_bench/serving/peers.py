@@ -69,7 +69,7 @@ Turn = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """What all sides did.
+    """The measurements of all sides.
 
     Attributes:
         commands: commands of the servers, with `{port}`, by side.
@@ -87,7 +87,7 @@ class Race:
         return {side: medians(found) for side, found in self.turns.items()}
 
     def as_json(self, scale: float) -> dict[str, object]:
-        """What is saved of every race."""
+        """The saved result of every race."""
         commands = {side: shlex.join(command) for side, command in self.commands.items()}
         return {"scale": scale, "commands": commands, "turns": self.turns, "medians": self.medians}
 

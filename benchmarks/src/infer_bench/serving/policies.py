@@ -1,4 +1,4 @@
-"""What each scheduling policy gives and costs, beside first come, first served, on two loads.
+"""Gain and cost of each scheduling policy, beside first come, first served, on two loads.
 
     uv run infer-bench policies
     uv run infer-bench policies --rounds 1

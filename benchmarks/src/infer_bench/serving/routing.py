@@ -1,4 +1,4 @@
-"""What routing by prefix is worth: a server with replicas, once with each policy, on prompts that share prefixes.
+"""The worth of routing by prefix: a server with replicas, once with each policy, on prompts that share prefixes.
 
     uv run infer-bench routing                      # the demo model, 4 replicas
     uv run infer-bench routing --replicas 2 --shape smollm-135m

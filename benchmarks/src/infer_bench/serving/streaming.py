@@ -1,4 +1,4 @@
-"""How many tokens a second the server streams over HTTP, and what long prompts delay.
+"""The rate at which the server streams tokens over HTTP, and what long prompts delay.
 
 A null engine makes tokens as fast as they are taken; the server has one process and the client another. The floor is
 8,000 streamed tokens per second, the aim 20,000; `/health` must answer within 50 ms meanwhile, and other streams must

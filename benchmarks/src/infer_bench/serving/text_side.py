@@ -1,4 +1,4 @@
-"""What it costs to look for reasoning and tool calls in an answer: CPU time per streamed token, beside plain text.
+"""The cost of looking for reasoning and tool calls in an answer: CPU time per streamed token, beside plain text.
 
 First a server whose engine makes tokens without a model: the CPU time of its process, which is all text side. Then the
 part of it that differs, in this process: from the tokens of a step to the bytes of its events (detokenizing, taking the

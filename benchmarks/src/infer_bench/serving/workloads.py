@@ -1,4 +1,4 @@
-"""How a server serves: seeded workloads against any server of the OpenAI API that takes token ids, timed by a client.
+"""Loads on a server: seeded workloads against any server of the OpenAI API that takes token ids, timed by a client.
 
     uv run infer-bench serving --workload mixed                               # ours, the demo model
     uv run infer-bench serving --workload all --scale 0.4 --rate-scale 0.5    # each in turn, on one server
@@ -58,7 +58,7 @@ SERVER_ROWS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How requests arrive: by the workload's own plan, unless one of the two is given.
+    """The arrivals of requests: by the workload's own plan, unless one of the two is given.
 
     Attributes:
         rate: Poisson arrivals per second.
@@ -70,7 +70,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Its name in tables."""
         if self.concurrency is not None:
             return f"{self.concurrency} at once"
         return "its own arrivals" if self.rate is None else f"{self.rate:g} per second"

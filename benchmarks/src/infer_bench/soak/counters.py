@@ -27,7 +27,7 @@ ABORTED = {"finished_reason": "abort"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounts:
-    """What a server has counted since the traffic began.
+    """A server's counts since the traffic began.
 
     Attributes:
         held: the gauges of `HELD`.

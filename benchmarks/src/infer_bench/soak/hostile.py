@@ -1,4 +1,4 @@
-"""What hostile clients do: odd bodies over sound HTTP, and sockets that are slow, cut or half closed."""
+"""Hostile clients: odd bodies over sound HTTP, and sockets that are slow, cut or half closed."""
 
 import asyncio
 import contextlib

@@ -42,7 +42,7 @@ class Kill:
 
     @property
     def ended_s(self) -> float:
-        """When its consequences ended, as far as is known."""
+        """The time when its consequences ended, as far as is known."""
         return self.at_s if self.recovered_s is None else self.recovered_s
 
 

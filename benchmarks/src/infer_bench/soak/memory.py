@@ -33,7 +33,7 @@ class MemorySeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """How memory changed after the warm-up: medians of the first and the last fifth of the samples."""
+    """The change of memory after the warm-up: medians of the first and the last fifth of the samples."""
 
     first_mib: float
     last_mib: float

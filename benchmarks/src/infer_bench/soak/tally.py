@@ -23,7 +23,7 @@ FAILURES = (OSError, httpx.TransportError, UnexpectedReplyError, msgspec.Msgspec
 
 @dataclass(slots=True)
 class Tally:
-    """What clients sent, by kind, and how each exchange ended.
+    """The requests that clients sent, by kind, and how each exchange ended.
 
     Attributes:
         sent: exchanges that have begun.

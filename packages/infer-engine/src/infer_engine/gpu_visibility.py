@@ -1,4 +1,4 @@
-"""Which GPUs the system shows, and which of them `CUDA_VISIBLE_DEVICES` hides. Needs no torch and no driver."""
+"""The GPUs that the system shows, and those that `CUDA_VISIBLE_DEVICES` hides. Needs no torch and no driver."""
 
 from pathlib import Path
 

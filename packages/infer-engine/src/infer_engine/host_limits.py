@@ -1,4 +1,4 @@
-"""What this process may use of its machine: memory and processors, as the cgroups of its container limit them.
+"""The limits of this process on its machine: memory and processors, as the cgroups of its container limit them.
 
 Reads /proc and /sys, from the standard library alone. Of all cgroups from this process's own up to the highest one that
 is mounted here, the one that leaves the least decides; what a container cannot see of the groups above its own, version

@@ -74,7 +74,7 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """How prompts are sampled without `params`: `SamplingParams()` with the model's own recommendations."""
+        """The sampling of prompts without `params`: `SamplingParams()` with the model's own recommendations."""
         defaults = self.info.sampling_defaults
         return SamplingParams(**{"max_tokens": SamplingParams().max_tokens, **defaults.given})
 

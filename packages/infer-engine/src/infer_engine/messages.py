@@ -130,7 +130,7 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step computed for one request: its tokens, and why it ended if it did.
+    """The result of one step for one request: its tokens, and why it ended if it did.
 
     Attributes:
         request_id: the request.

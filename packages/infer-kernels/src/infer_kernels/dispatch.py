@@ -1,4 +1,4 @@
-"""Which path an op takes. Knows devices and gradients; knows no op."""
+"""The choice of the path that an op takes. Knows devices and gradients; knows no op."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What launchers ask of a device: its architecture and how many programs it runs at once."""
+"""A device as launchers see it: its architecture and how many programs it runs at once."""
 
 import os
 import shutil

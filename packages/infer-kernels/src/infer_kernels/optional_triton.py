@@ -37,7 +37,7 @@ def _missing(asked: str) -> TritonMissingError:
 
 
 class _UnlaunchableKernel:
-    """What `triton.jit` makes of a function without Triton."""
+    """Stands for a function of `triton.jit` without Triton."""
 
     def __init__(self, function: Any) -> None:
         self._name = function.__qualname__

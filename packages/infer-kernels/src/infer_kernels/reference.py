@@ -1,4 +1,4 @@
-"""What every op computes, in plain fp32 PyTorch written for clarity. Knows formulas; knows no speed.
+"""Every op in plain fp32 PyTorch written for clarity. Knows formulas; knows no speed.
 
 A reference changes none of its arguments: where an op writes into a tensor, its reference returns a changed copy.
 """

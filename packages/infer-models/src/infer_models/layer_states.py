@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """What a layer keeps of a sequence, however long it is.
+    """The state that a layer keeps of a sequence, however long it is.
 
     Attributes:
         convolution: (width - 1, channels) of the last inputs of its convolution, in the model's dtype.

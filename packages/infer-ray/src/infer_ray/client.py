@@ -33,7 +33,7 @@ ACCEPT_TIMEOUT_S = 2.0
 
 
 class Frames(Protocol):
-    """What a session's stream yields, until it is cancelled."""
+    """The events of a session's stream, until it is cancelled."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Return the iterator."""

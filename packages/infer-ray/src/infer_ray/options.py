@@ -10,7 +10,7 @@ MAX_REPLICAS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """How many replicas there are, and what each of them needs.
+    """The number of replicas, and what each of them needs.
 
     Attributes:
         replicas: Replicas of the model; with `max_replicas` the fewest.

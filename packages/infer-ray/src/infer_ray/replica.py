@@ -39,7 +39,7 @@ class LoadedCore(CoreClient, Protocol):
 
     @property
     def ready(self) -> CoreReady:
-        """What it has loaded."""
+        """The model that it has loaded."""
 
 
 class CoreReplica:

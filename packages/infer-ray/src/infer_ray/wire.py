@@ -1,4 +1,4 @@
-"""What ingresses and replicas send each other: a core's messages as bytes, with ids that no two ingresses share."""
+"""The messages between ingresses and replicas: a core's messages as bytes, with ids that no two ingresses share."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ class KeepAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplicaDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica computes, so that an ingress uses only those of its own model.
+    """The model that a replica computes, so that an ingress uses only those of its own model.
 
     Attributes:
         config: what it was started with.

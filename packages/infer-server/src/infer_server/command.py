@@ -1,4 +1,4 @@
-"""What the commands of this package and of packages above it share: how they are parsed, and how they fail."""
+"""The common part of the commands of this package and of packages above it: how they are parsed, and how they fail."""
 
 import dataclasses
 import os

@@ -16,7 +16,7 @@ _ERROR_KEY = "infer_error"
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong, and what to do about it.
+    """The error, and what to do about it.
 
     Attributes:
         message: for a person to read.

@@ -18,7 +18,7 @@ _ROOT_PATH = re.compile(r"[A-Za-z0-9/._~-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where and how to serve.
+    """Settings of a server: its address, and how it serves.
 
     Attributes:
         host: Address to listen on. The default is reachable from this machine only.

@@ -26,7 +26,7 @@ class ContiguousHybridManager(ContiguousKVCacheManager):
 
     @property
     def counts(self) -> StateCounts:
-        """How many slots of states there are, and what they hold."""
+        """The number of slots of states, and what they hold."""
         return self._state_slots.counts
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:

@@ -44,7 +44,7 @@ class HybridKVCacheManager(PagedKVCacheManager):
 
     @property
     def counts(self) -> StateCounts:
-        """How many slots of states there are, and what they hold."""
+        """The number of slots of states, and what they hold."""
         return self._slots.counts
 
     @property

@@ -20,7 +20,7 @@ class StateMove(NamedTuple):
 
 
 class StateCounts(NamedTuple):
-    """How many slots there are, and what they hold.
+    """The number of slots, and what they hold.
 
     Attributes:
         num_state_slots: all slots.
@@ -40,7 +40,7 @@ class SequenceStates(Protocol):
 
     @property
     def counts(self) -> StateCounts:
-        """How many slots there are, and what they hold."""
+        """The number of slots, and what they hold."""
 
     def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
         """Keep the states at the ends of blocks at or before these positions of an admitted sequence's prompt."""

@@ -83,7 +83,7 @@ class StateSlots:
 
     @property
     def counts(self) -> StateCounts:
-        """How many slots there are, and what they hold."""
+        """The number of slots, and what they hold."""
         pool = self._pool
         return StateCounts(pool.num_blocks, pool.num_free, pool.num_idle, pool.num_evictions)
 

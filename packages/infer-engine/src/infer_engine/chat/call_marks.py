@@ -21,7 +21,7 @@ NO = -2
 
 
 class Head(NamedTuple):
-    """What was found where a call may begin.
+    """A place where a call may begin, as it was found.
 
     Attributes:
         end: where the arguments begin; `MORE` or `NO`.

@@ -21,7 +21,7 @@ _TOOL_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}")
 
 
 class ChatFormats:
-    """What the checkpoint's chat template says of tools and reasoning. Safe to use from any thread."""
+    """The checkpoint's chat template on tools and reasoning. Safe to use from any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Read the formats of `tokenizer`, which has a chat template."""

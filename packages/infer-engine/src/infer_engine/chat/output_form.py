@@ -16,7 +16,7 @@ MAX_CALLS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What an answer may look like, besides what its request asks for.
+    """The forms that an answer may have, besides what its request asks for.
 
     Attributes:
         reasoning_format: how the model writes reasoning; None if it does not.

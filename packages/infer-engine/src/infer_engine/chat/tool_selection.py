@@ -1,4 +1,4 @@
-"""How the grammar of the arguments of several tools is told which tool is meant."""
+"""A grammar of the arguments of several tools is told here which tool is meant."""
 
 
 def selection_of(tool_name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a request and its conversation ask of an answer: its grammar, and the budget of its thinking."""
+"""The limits of an answer that a request and its conversation ask for: its grammar, and the budget of its thinking."""
 
 from msgspec import structs
 

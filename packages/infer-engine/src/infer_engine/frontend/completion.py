@@ -19,7 +19,7 @@ class GeneratedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What was generated for one prompt.
+    """The text generated for one prompt.
 
     Attributes:
         prompt: as given.

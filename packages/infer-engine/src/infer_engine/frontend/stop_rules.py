@@ -47,7 +47,7 @@ class PartsParser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """What ends the text of an answer, beside the model's own end.
+    """The rules that end the text of an answer, beside the model's own end.
 
     Attributes:
         stops: the request's stop strings.

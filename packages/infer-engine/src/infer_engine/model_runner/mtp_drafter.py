@@ -47,7 +47,7 @@ class _NextTokens:
 
 
 class _LayerRow(Request):
-    """What a batch reads of a request: positions of it, with the tokens behind them. It ends with the batch."""
+    """A request as a batch reads it: positions of it, with the tokens behind them. It ends with the batch."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class _LayerRow(Request):
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    """What the layer says of a request.
+    """A request as the layer sees it.
 
     Attributes:
         request: the request.

@@ -1,4 +1,4 @@
-"""What the doctor is asked, and what its parts find: the messages between `infer-server doctor` and its processes.
+"""The doctor's questions, and the findings of its parts: the messages between `infer-server doctor` and its processes.
 
 A part is a program, `python -m infer_engine.doctor PART REQUEST FD`. It writes messages to the file FD, a line of JSON
 each, as it finds them: what a part has found is known even if it crashes or hangs later. The last message is
@@ -17,7 +17,7 @@ PartName = Literal["environment", "model", "kernels", "engine"]
 
 
 class DoctorRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a part is to examine.
+    """The task of a part.
 
     Attributes:
         model: as for `EngineConfig`; None: the default.

@@ -11,7 +11,7 @@ from infer_engine.protocol.stats import NO_DRAFTS, DraftCounts
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended: an eos id, a stop id or stop string, a complete grammar, `max_tokens`, or an abort."""
+    """The end of a request: an eos id, a stop id or stop string, a complete grammar, `max_tokens`, or an abort."""
 
     EOS = "eos"
     STOP = "stop"
@@ -86,7 +86,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an accepted request failed. The message is fixed, not one of a library.
+    """The reason why an accepted request failed. The message is fixed, not one of a library.
 
     Attributes:
         message: for people.
@@ -135,7 +135,7 @@ AnswerDelta = ReasoningDelta | ContentDelta | ContentWasReasoning | ToolCallDelt
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step made for one request; the outputs of a request join to its whole answer.
+    """The result of one step for one request; the outputs of a request join to its whole answer.
 
     Attributes:
         request_id: the engine's id of the request.

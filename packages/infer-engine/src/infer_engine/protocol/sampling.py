@@ -54,7 +54,7 @@ def _limits(*spellings: str, **names: Any) -> RequestField:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the tokens of a request are chosen, and when it ends. The declaration of a field says what it does.
+    """The way in which a request's tokens are chosen, and when it ends. The declaration of a field says what it does.
 
     What other engines write for "none" and "all" is taken, and kept in one form: `max_tokens` -1, `top_k` 0 and -1,
     `seed` -1, a `top_p` of 0, None for lists, empty stop strings.

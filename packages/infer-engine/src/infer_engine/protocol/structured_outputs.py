@@ -17,7 +17,7 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the generated text must look like: exactly one of the first six attributes is given.
+    """The form that the generated text must have: exactly one of the first six attributes is given.
 
     Attributes:
         json: a JSON Schema (draft 2020-12), as an object, a boolean or its JSON text.

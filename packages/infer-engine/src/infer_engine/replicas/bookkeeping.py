@@ -1,4 +1,4 @@
-"""What `ReplicatedCoreClient` remembers of each request and of each core."""
+"""The memory of `ReplicatedCoreClient`: each request and each core."""
 
 from dataclasses import dataclass, field
 

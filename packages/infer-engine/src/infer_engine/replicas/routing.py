@@ -1,4 +1,4 @@
-"""Which of several cores a request goes to.
+"""The choice among several cores for a request.
 
 `prefix` is the default. It sends a request to the core that has most of its prompt in the cache, unless that core has
 more than `MAX_EXTRA_LOAD` requests more than the least loaded one. The other policies are there to compare with it.

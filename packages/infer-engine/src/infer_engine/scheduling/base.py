@@ -41,7 +41,7 @@ class BaseScheduler(ABC):
 
     @property
     def prefill_share(self) -> PrefillShare | None:
-        """What decides how many prompt tokens a pass with decodes computes, if that follows what passes take."""
+        """Decides how many prompt tokens a pass with decodes computes, if that follows what passes take."""
         return self._share
 
     @property

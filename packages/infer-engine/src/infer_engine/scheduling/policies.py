@@ -47,7 +47,7 @@ def least_recent_first(decodes: Sequence[Request]) -> Sequence[Request]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a continuous scheduler orders its requests.
+    """The order that a continuous scheduler gives its requests.
 
     Attributes:
         waiting_rank: the order of admission.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Claim(NamedTuple):
-    """What a prompt asks of a step.
+    """The share of a step that a prompt asks for.
 
     Attributes:
         level: the lowest goes first, whatever its length.

@@ -78,7 +78,7 @@ class Schedule:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many rows of decodes, drafts included, and how many tokens of prompts it computes, before it does."""
+        """The numbers of decodes' rows, drafts included, and of prompts' tokens that it computes, before it does."""
         if self.decodes is not None:
             return len(self.decodes), 0
         decode = RequestState.DECODE

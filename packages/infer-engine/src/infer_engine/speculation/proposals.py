@@ -1,4 +1,4 @@
-"""What drafts the next tokens of a sequence, as a `Speculator` asks for them."""
+"""Sources of a sequence's next tokens, as a `Speculator` asks for them."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """Where drafts come from. Drafts of each source are accepted more or less often."""
+    """A source of drafts. Drafts of each source are accepted more or less often."""
 
     SHORT_MATCH = "short match"
     LONG_MATCH = "long match"

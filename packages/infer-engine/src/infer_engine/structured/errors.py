@@ -1,4 +1,4 @@
-"""What is wrong with a schema or a grammar, and what the grammar library says as clients read it."""
+"""Faults of a schema or a grammar, and what the grammar library says as clients read it."""
 
 import re
 

@@ -50,7 +50,7 @@ class _Repetition:
 
     @property
     def sign(self) -> str:
-        """How often, in both notations."""
+        """The repetitions, in both notations."""
         return f"{{{self.least},{'' if self.most is None else self.most}}}"
 
 

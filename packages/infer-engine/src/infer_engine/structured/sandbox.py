@@ -37,7 +37,7 @@ class SandboxSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a grammar: `error` says why it is refused; None: it may be used, or `wider` in its place."""
+    """The verdict on a grammar: `error` says why it is refused; None: it may be used, or `wider` in its place."""
 
     error: str | None
     wider: str | None = None

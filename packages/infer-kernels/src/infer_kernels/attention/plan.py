@@ -1,4 +1,4 @@
-"""What every attention plan has in common: a step's metadata, a layer's options, the plan's interface."""
+"""The common part of every attention plan: a step's metadata, a layer's options, the plan's interface."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from infer_kernels.qkv.kv_codes import NO_SCALES, KVScales
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """What differs by layer.
+    """The options in which layers differ.
 
     Attributes:
         scale: multiplies the dot products.

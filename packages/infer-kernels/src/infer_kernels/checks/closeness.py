@@ -1,4 +1,4 @@
-"""How far two results may be apart, by dtype."""
+"""The distance that two results may have, by dtype."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How fast a device copies memory and reads a KV cache: a throttled or half-broken card shows in these two numbers."""
+"""The rates at which a device copies memory and reads a KV cache: a throttled or half-broken card shows in them."""
 
 import time
 from collections.abc import Callable

@@ -48,7 +48,7 @@ class MoeOps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedOps:
-    """How a model's weights are quantized.
+    """The quantization of a model's weights.
 
     Attributes:
         encoding: encoding of the numbers.

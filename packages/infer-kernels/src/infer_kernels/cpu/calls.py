@@ -124,7 +124,7 @@ class CapturedStep:
 
 
 class _ThisThread(threading.local):
-    """What this thread does; another engine may compute in another one."""
+    """The work of this thread; another engine may compute in another one."""
 
     recorded: CapturedStep | None = None
 

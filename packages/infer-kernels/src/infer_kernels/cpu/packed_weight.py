@@ -25,7 +25,7 @@ def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panels:
-    """What all packed weights have.
+    """The common part of all packed weights.
 
     Attributes:
         panels: on the CPU.

@@ -53,7 +53,7 @@ _REFERENCES: Mapping[ActivationAndMul, ActivationAndMul] = MappingProxyType(
 
 
 class LinearFunction(Protocol):
-    """What a dense layer computes: `linear` or `linear_invariant`."""
+    """The product of a dense layer: `linear` or `linear_invariant`."""
 
     def __call__(self, x: Tensor, weight: DenseWeight, bias: Tensor | None = None) -> Tensor:
         """Map x [tokens, in_features] to [tokens, out_features]."""

@@ -193,7 +193,7 @@ def _fused_product_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """How a product is divided over programs: tiles of so many outputs, and the inputs in parts."""
+    """The division of a product over programs: tiles of so many outputs, and the inputs in parts."""
 
     outputs: int
     tiles: int

@@ -15,7 +15,7 @@ from infer_kernels.integers import cdiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTile:
-    """What a program computes at once.
+    """The tile that a program computes at once.
 
     Attributes:
         rows: rows of the input and the output.

@@ -1,4 +1,4 @@
-"""What a dense layer computes, in plain fp32 PyTorch."""
+"""The product of a dense layer, in plain fp32 PyTorch."""
 
 from torch import Tensor
 

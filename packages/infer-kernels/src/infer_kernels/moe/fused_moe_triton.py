@@ -53,7 +53,7 @@ class PairGrouping(NamedTuple):
 
 
 class AddedResidual(NamedTuple):
-    """What the sum over experts is added to, at no more than 16 tokens.
+    """The addend of the sum over experts, at no more than 16 tokens.
 
     Attributes:
         rows: [tokens, hidden], like the sum.

@@ -24,7 +24,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVScales:
-    """What the codes of a layer's fp8 cache are multiplied by; other caches do not use it.
+    """The factors of the codes of a layer's fp8 cache; other caches do not use them.
 
     Attributes:
         keys: positive and finite.

@@ -1,4 +1,4 @@
-"""Where and how keys and values are written into a paged cache; the kernel is that of `qk_norm_rope_store`.
+"""Writes keys and values into a paged cache; the kernel is that of `qk_norm_rope_store`.
 
     k_cache[slot // block_size, :, slot % block_size] = k        (v likewise; slot -1 is skipped)
 

@@ -1,4 +1,4 @@
-"""What may be done to the heads of queries and keys before attention: QK-norm and rotation."""
+"""Changes of the heads of queries and keys before attention: QK-norm and rotation."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""How codes lie in bytes.
+"""The order of codes in bytes.
 
     four bits    two codes a byte, the first in the lower half
     six bits     sixteen codes in twelve bytes: eight bytes of their lower four bits, as above, then four bytes, of

@@ -27,7 +27,7 @@ _FP16_UNIT = tl.constexpr(2.0**-9)
 
 @triton.constexpr_function
 def unit_of_words(dtype: tl.dtype, CODES: str) -> float:
-    """What numbers of words are multiplied by until their scale takes it back."""
+    """The factors of the numbers of words, which the scale takes back."""
     if CODES == "fp8_words":
         return 1.0
     return (_FP16_UNIT if dtype == tl.float16 else _BF16_UNIT).value  # type: ignore[no-any-return]  # a float

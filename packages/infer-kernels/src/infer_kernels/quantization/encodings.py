@@ -25,7 +25,7 @@ IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """How C++ kernels multiply an encoding's codes: as bytes, in the panels of `csrc/quantized_layout.h`.
+    """The way in which C++ kernels multiply an encoding's codes: as bytes, in the panels of `csrc/quantized_layout.h`.
 
     Attributes:
         name: its enumerator in C++; encodings that panels hold alike have the same.
@@ -38,7 +38,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingTraits:
-    """What there is to know of an encoding.
+    """The facts of an encoding.
 
     Attributes:
         bits: bits of a code.

@@ -137,7 +137,7 @@ class QuantizedWeight:
 
     @property
     def traits(self) -> EncodingTraits:
-        """What there is to know of its encoding."""
+        """The facts of its encoding."""
         return ENCODINGS[self.encoding]
 
     @property
@@ -152,7 +152,7 @@ class QuantizedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that it is on."""
         return self.values.device
 
     @property

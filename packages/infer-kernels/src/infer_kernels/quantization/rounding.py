@@ -1,4 +1,4 @@
-"""How numbers become a `QuantizedWeight`: the scales, and the rounding to codes.
+"""The rounding of numbers to a `QuantizedWeight`: the scales, and the codes.
 
 int4, for each group of inputs x, whose largest in magnitude is m:
 

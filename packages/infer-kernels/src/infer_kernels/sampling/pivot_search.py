@@ -92,7 +92,7 @@ def measure_cut(
     cut: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """How many values lie above `cut`, their mass, and how many equal it."""
+    """The number of values above `cut`, their mass, and how many equal it."""
     lane = tl.arange(0, BLOCK)
     counts = tl.zeros([BLOCK], tl.int32)
     masses = tl.zeros([BLOCK], tl.float32)

@@ -1,4 +1,4 @@
-"""What each chunk of a row of logits tells the draw: the first two kernels of `sample`, see `sample_triton.py`.
+"""Each chunk of a row of logits, as the draw sees it: the first two kernels of `sample`, see `sample_triton.py`.
 
 A program takes one chunk of one row, or of many rows several, one after another: before the first it searches the row
 for what makes a token a candidate, which would take longer than the chunk. What it finds of a chunk depends on the row

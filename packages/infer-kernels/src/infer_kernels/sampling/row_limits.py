@@ -1,4 +1,4 @@
-"""What a row's parameters ask for, as distances from its largest logit and as limits; for the kernels of `sample`."""
+"""A row's parameters as distances from its largest logit and as limits; for the kernels of `sample`."""
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
@@ -46,7 +46,7 @@ def distance_of_min_p(
     row: tl.tensor,
     scale: tl.tensor,
 ) -> tl.tensor:
-    """How far below the largest logit min-p allows."""
+    """The distance below the largest logit that min-p allows."""
     farthest = tl.cast(_FARTHEST, tl.float32)
     if min_p is not None:
         ratio = tl.load(min_p + row)
@@ -61,7 +61,7 @@ def limit_of_top_k(
     row: tl.tensor,
     vocab: tl.tensor,
 ) -> tl.tensor:
-    """How many tokens top-k keeps; `vocab`: no limit."""
+    """The number of tokens that top-k keeps; `vocab`: no limit."""
     k = vocab
     if top_k is not None:
         limit = tl.load(top_k + row)

@@ -1,4 +1,4 @@
-"""Where a sequence begins that goes on from what the ones before it write, for kernels."""
+"""The beginning of a sequence that goes on from what the ones before it write, for kernels."""
 
 from infer_kernels.optional_triton import tl, triton
 

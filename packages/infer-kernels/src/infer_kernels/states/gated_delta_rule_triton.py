@@ -68,7 +68,7 @@ def _quarters(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]
 
 @triton.jit
 def _joined(first: tl.tensor, second: tl.tensor) -> tl.tensor:
-    """What `_halves` has divided, [keys, lanes, columns]."""
+    """Join what `_halves` has divided, [keys, lanes, columns]."""
     shape: tl.constexpr = (2 * first.shape[0], first.shape[1], first.shape[2])
     return tl.reshape(tl.permute(tl.join(first, second), (3, 0, 1, 2)), shape)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of generation: tokens that end a sequence or are never generated, and how to sample."""
+"""A checkpoint's words on generation: tokens that end a sequence or are never generated, and how to sample."""
 
 import re
 from collections.abc import Mapping

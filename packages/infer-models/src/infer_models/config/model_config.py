@@ -46,7 +46,7 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaConfig:
-    """What layers with a state compute that are Mamba 2.
+    """The sizes of layers with a state that are Mamba 2.
 
     Attributes:
         scan: sizes of the selective scan.

@@ -1,4 +1,4 @@
-"""What recipes of tiny models of all families have in common; each family's own are in `tiny` of its folder, as `TINY`.
+"""The common part of recipes of tiny models of all families; each family's own are in `tiny` of its folder, as `TINY`.
 
 What a family has beside Llama is there and small: windows of 8 tokens, positions of a first training that end at 32,
 layers of each kind. Those of which GGUF files are written say how in `TINY_GGUF`, by `model_type`.
@@ -108,7 +108,7 @@ class TinyFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyGguf:
-    """What llama.cpp's converter does to checkpoints of a family, written once more, and how it is undone.
+    """The changes that llama.cpp's converter makes to a family's checkpoints, written once more, and how to undo them.
 
     Attributes:
         architecture: name of the architecture.

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of tokens: which end an answer, and which are never generated."""
+"""Tokens in a GGUF file's metadata: which end an answer, and which are never generated."""
 
 from infer_models.gguf.header import GgufHeader, Scalar
 from infer_models.gguf.metadata import Metadata

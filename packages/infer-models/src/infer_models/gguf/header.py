@@ -94,7 +94,7 @@ class TensorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """What a file says of itself, or all files of a model.
+    """The metadata of a file, or of all files of a model.
 
     Attributes:
         path: path of the file, of several that of the first one.

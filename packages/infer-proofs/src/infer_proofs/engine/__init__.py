@@ -1,1 +1,1 @@
-"""What tests of and around the engine share: a formula for a model, scripted cores, engines over tiny checkpoints."""
+"""Tools of tests of and around the engine: a formula for a model, scripted cores, engines over tiny checkpoints."""

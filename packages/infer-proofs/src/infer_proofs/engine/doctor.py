@@ -12,7 +12,7 @@ from infer_engine.protocol.doctor import Details, DoctorRequest, Finding, PartFi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What a part found.
+    """The finding of a part.
 
     Attributes:
         findings: by what was looked at, the last one of each.

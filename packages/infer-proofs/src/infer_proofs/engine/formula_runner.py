@@ -81,7 +81,7 @@ class LaggingDevice:
 
 @dataclass(slots=True)
 class _Item:
-    """What a pass computes of one request, as the device gets it; the host's request goes on to change."""
+    """A request as a pass computes it, as the device gets it; the host's request goes on to change."""
 
     request_id: str
     row: int

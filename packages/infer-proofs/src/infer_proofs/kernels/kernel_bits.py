@@ -78,7 +78,7 @@ HEADS = ((9, 3, 64, None, None), (8, 1, 80, 20, 5.0), (2, 2, 128, None, None))
 
 
 class Case(NamedTuple):
-    """What is computed, the tensors from which it is, and the function."""
+    """A computation: its name, its tensors, and the function."""
 
     label: str
     inputs: Any

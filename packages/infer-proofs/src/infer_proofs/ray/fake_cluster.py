@@ -52,7 +52,7 @@ class ScriptedReplica(CoreReplica):
 
     @property
     def num_sessions(self) -> int:
-        """How many sessions are open."""
+        """The number of open sessions."""
         return len(self._sessions)
 
     def _die(self) -> None:

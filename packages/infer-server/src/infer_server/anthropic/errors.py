@@ -25,7 +25,7 @@ _TYPES = {
 
 
 class MessageErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong: for a program, and for a person."""
+    """The error: for a program, and for a person."""
 
     type: str
     message: str

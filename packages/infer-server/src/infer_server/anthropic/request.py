@@ -55,14 +55,14 @@ class ThinkingField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text looks like."""
+    """The form of the text."""
 
     type: Annotated[str, described("Only `json_schema`.", enum=["json_schema"])]
     schema: Annotated[dict[str, Any] | None, described("A JSON Schema; required.", type="object")] = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How the model answers."""
+    """The way in which the model answers."""
 
     format: OutputFormat | None = None
     effort: Annotated[

@@ -36,7 +36,7 @@ class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag="thinking"):
-    """What the model thought. The signature carries it too: clients send back only thinking that has one."""
+    """The model's thoughts. The signature carries them too: clients send back only thinking that has one."""
 
     thinking: str
     signature: str
@@ -84,7 +84,7 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a message ended."""
+    """The reason why a message ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None

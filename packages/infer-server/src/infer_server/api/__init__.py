@@ -1,1 +1,1 @@
-"""What the APIs that generate text share: fields and their checks, the handling of a request, parts of answers."""
+"""The common part of APIs that generate text: fields and their checks, the handling of a request, parts of answers."""

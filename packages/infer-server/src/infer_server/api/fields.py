@@ -12,7 +12,7 @@ from infer_server.api.validation import unsupported
 
 
 class _Restriction(NamedTuple):
-    """What a restricted field accepts besides null, and which value an error message proposes."""
+    """The values that a restricted field accepts besides null, and which one an error message proposes."""
 
     allowed: tuple[object, ...]
     send: str

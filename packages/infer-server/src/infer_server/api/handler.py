@@ -69,7 +69,7 @@ class AcceptedRequest(Generic[B]):
 
 
 class Endpoint(ABC, Generic[B]):
-    """What differs between the APIs that generate text; there is one for each name of the model.
+    """The differences between the APIs that generate text; there is one of these for each name of the model.
 
     Attributes:
         negotiates: whether the `Accept` header decides about a body that leaves `stream` out.

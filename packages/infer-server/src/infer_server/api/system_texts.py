@@ -1,4 +1,4 @@
-"""What clients write into the system's texts for a provider and not for a model."""
+"""Texts of the system that clients write for a provider and not for a model."""
 
 import re
 

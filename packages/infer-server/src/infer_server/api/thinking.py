@@ -1,4 +1,4 @@
-"""How clients switch reasoning on and off: variables of chat templates."""
+"""Switches of clients for reasoning: variables of chat templates."""
 
 from collections.abc import Mapping
 from typing import Any

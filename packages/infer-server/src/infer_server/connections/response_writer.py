@@ -1,4 +1,4 @@
-"""What a response costs in writes: one for a whole answer, one for each piece of a streamed body.
+"""The writes of a response: one for a whole answer, one for each piece of a streamed body.
 
 Pieces go straight to the socket: what a chunk looks like needs no parser's state machine. Everything else, heads and
 ends, goes through uvicorn and h11.

@@ -1,4 +1,4 @@
-"""What `infer-server doctor` does: examines, prints, writes, and returns the exit code."""
+"""The work of `infer-server doctor`: examines, prints, writes, and returns the exit code."""
 
 from pathlib import Path
 

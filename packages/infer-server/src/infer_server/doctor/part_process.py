@@ -36,7 +36,7 @@ _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\w*(
 
 @dataclass(slots=True, kw_only=True)
 class ProcessResult:
-    """What a process found.
+    """The finding of a process.
 
     Attributes:
         findings: in their order; the last one may say how the process ended.

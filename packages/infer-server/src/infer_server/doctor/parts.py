@@ -1,4 +1,4 @@
-"""Which parts there are, and how long each may take; runs their processes and joins what these found."""
+"""The parts, and how long each may take; runs their processes and joins what these found."""
 
 import tempfile
 import time

@@ -22,7 +22,7 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
 class _Located(NamedTuple):
-    """What is wrong, in the words of `msgspec`, and the place of it in the body; "" is all of it."""
+    """The fault, in the words of `msgspec`, and the place of it in the body; "" is all of it."""
 
     words: str
     place: str

@@ -1,1 +1,1 @@
-"""What operators need: health, metrics, logs, traces. Knows no prompt and no sampling."""
+"""Everything for operators: health, metrics, logs, traces. Knows no prompt and no sampling."""

@@ -144,7 +144,7 @@ class ObservedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """The model that was loaded."""
         return self._engine.info
 
     @property

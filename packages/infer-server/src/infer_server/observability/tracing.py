@@ -19,7 +19,7 @@ class TracingUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """What the application gets in order to trace its requests; empty if it does not trace.
+    """The middleware that traces the application's requests; empty if it does not trace.
 
     Attributes:
         plugins: for the application's construction.

@@ -72,7 +72,7 @@ _NO_OTHER_CONTENTS = (None,) * len(restricted_names(ContentPart))
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parts of a message say: its text, and what was thought before."""
+    """The text of a message's parts, and what was thought before."""
 
     text: str
     thoughts: str = ""

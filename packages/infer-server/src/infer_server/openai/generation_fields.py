@@ -22,7 +22,7 @@ Bias = Annotated[float, described("What is added.", **BIAS.json_schema)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stream has beside its tokens. Without a stream it has no effect: the reply has its usage."""
+    """The parts of a stream beside its tokens. Without a stream it has no effect: the reply has its usage."""
 
     include_usage: Annotated[
         bool | None, described("End with one more chunk that has the usage of the whole request.")

@@ -24,7 +24,7 @@ _SHAPES = "In Anthropic's shape where the header `anthropic-version` is sent."
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can do besides continuing texts.
+    """The abilities of a model besides continuing texts.
 
     Attributes:
         chat: it takes conversations.

@@ -1,4 +1,4 @@
-"""What all replies to one request have in common: id, time and model; and the finish reasons in OpenAI's words."""
+"""The common part of all replies to one request: id, time and model; and the finish reasons in OpenAI's words."""
 
 import time
 from typing import Literal, TypedDict

@@ -56,7 +56,7 @@ class JSONSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text looks like, as OpenAI's clients say it, and those of other servers."""
+    """The form of the text, as OpenAI's clients say it, and those of other servers."""
 
     type: Annotated[
         str,
@@ -82,7 +82,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class StructuredOutputsField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text looks like, as vLLM's clients say it: exactly one of the first six fields."""
+    """The form of the text, as vLLM's clients say it: exactly one of the first six fields."""
 
     json: Annotated[Any, described("A JSON Schema (draft 2020-12), or its text.")] = None
     json_object: Annotated[bool | None, described("True: any JSON object.")] = None

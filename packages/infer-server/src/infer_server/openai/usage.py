@@ -8,13 +8,13 @@ from infer_engine.protocol import StepOutput
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How many prompt tokens were found in the prefix cache."""
+    """The number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of the answers were reasoning, and how many were drafted from the request's `prediction`."""
+    """The numbers of the answers' tokens that were reasoning, and that were drafted from the request's `prediction`."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int

@@ -1,4 +1,4 @@
-"""How texts are written in literals, in grammars: between marks as they are, or between quotes with backslashes."""
+"""Texts in literals, in grammars: between marks as they are, or between quotes with backslashes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -22,7 +22,7 @@ from infer_models import CausalLM
 
 
 class Captured(NamedTuple):
-    """What replays the steps of a shape.
+    """Replays the steps of a shape.
 
     Attributes:
         step: from token ids to hidden states.

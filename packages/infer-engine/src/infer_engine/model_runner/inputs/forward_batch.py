@@ -32,7 +32,7 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInputs:
-    """What a device reads of a batch. All tensors are int32 and on the device.
+    """A batch as a device reads it. All tensors are int32 and on the device.
 
     A batch that is padded to the shape of a captured step has more rows than tokens. They are not stored and attend to
     nothing; what is computed for them may be anything.

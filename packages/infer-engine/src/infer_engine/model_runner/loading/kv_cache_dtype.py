@@ -1,4 +1,4 @@
-"""Which dtype the KV cache has on a device, and the scales of its codes."""
+"""The dtype that the KV cache has on a device, and the scales of its codes."""
 
 import logging
 from pathlib import Path

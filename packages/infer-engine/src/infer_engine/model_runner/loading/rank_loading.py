@@ -139,7 +139,7 @@ class LoadedRank:
 
     @property
     def mtp_attention(self) -> AttentionSpec:
-        """What the layer that predicts a token further has in place of the model's layers."""
+        """The parts of the layer that predicts a token further, in place of the model's layers."""
         return mtp_attention_of(self.model_config)
 
     def allocate_mtp_pool(self, num_blocks: Sequence[int]) -> KVPool:

@@ -50,7 +50,7 @@ _GROUPS = (ModelOptions, SchedulerOptions, CacheOptions, ExecutionOptions, Paral
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(ParallelOptions, ExecutionOptions, CacheOptions, SchedulerOptions, ModelOptions):
-    """Which model to run and how. `None` and `auto` are decided from the model, the device and the other values.
+    """The model to run, and how. `None` and `auto` are decided from the model, the device and the other values.
 
     A value that is left out never conflicts with another: an optional feature is on if the other values allow it. The
     properties return the decisions that depend on the configuration alone. The fields are those of five groups:

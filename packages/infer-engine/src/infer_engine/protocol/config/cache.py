@@ -14,7 +14,7 @@ KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(OptionGroup):
-    """How keys and values are kept, and how many.
+    """The way in which keys and values are kept, and their number.
 
     Attributes:
         kv_cache_backend: `paged` gives blocks on demand and needs continuous batching; `contiguous` gives every request

@@ -9,7 +9,7 @@ from infer_engine.protocol.values import MAX_TIMEOUT_S, TIMEOUT, number, optiona
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(OptionGroup):
-    """How a step runs on its device.
+    """The way in which a step runs on its device.
 
     Attributes:
         use_cuda_graphs: On a GPU, capture steps at the start and replay each that computes what its kernels do. Left

@@ -49,7 +49,7 @@ GenerationConfigChoice = Literal["auto", "none", "vllm"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(OptionGroup):
-    """Which checkpoint to run, on which device, and how it is read.
+    """The checkpoint to run, its device, and the way in which it is read.
 
     Attributes:
         model: Folder of a checkpoint, a GGUF file, or a Hub id. Left out: SmolLM2-135M-Instruct if it is installed, or

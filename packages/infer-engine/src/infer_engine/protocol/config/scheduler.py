@@ -18,7 +18,7 @@ MAX_DECODE_SLOWDOWN = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions(OptionGroup):
-    """Which requests a step computes, and how many tokens of them.
+    """The choice of requests that a step computes, and of how many tokens of them.
 
     Attributes:
         max_batch_size: Requests computed in one step. Left out: 8 with static batching or the contiguous cache, else
@@ -149,7 +149,7 @@ class SchedulerOptions(OptionGroup):
 
     @property
     def speculation(self) -> Speculation | None:
-        """How tokens are to be drafted; None: not at all, or as `default_speculation` says."""
+        """The way in which tokens are to be drafted; None: not at all, or as `default_speculation` says."""
         if self.speculative_model is not None:
             return Speculation(method="draft_model", num_tokens=NUM_TOKENS["draft_model"], model=self.speculative_model)
         return None if self.speculative_config is None else parse_speculation("", self.speculative_config)
@@ -165,7 +165,7 @@ class SchedulerOptions(OptionGroup):
 
     @property
     def default_speculation(self) -> Speculation | None:
-        """How tokens are drafted where `speculative_config` is left out and drafts cost nothing else."""
+        """The way in which tokens are drafted where `speculative_config` is left out and drafts cost nothing else."""
         is_left_out = self.speculative_config is None and self.speculative_model is None
         is_free = self.batching_mode == "continuous" and not self.use_async_scheduling
         return Speculation() if is_left_out and is_free else None

@@ -70,7 +70,7 @@ _WITHOUT_EFFECT: Mapping[str, Callable[[object], bool]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How drafts are made.
+    """The way in which drafts are made.
 
     Attributes:
         method: how: `suffix`, `ngram`, `draft_model` or `mtp`, by a layer of the model that predicts a token further.

@@ -168,7 +168,7 @@ def _digits(value: Fraction) -> int:
 
 
 class _Facts:
-    """What is known of all values of a schema: their types, constants, and the constants of their properties.
+    """Facts that hold for all values of a schema: their types, constants, and the constants of their properties.
 
     `names` are those that an object may have; None: any but the `forbidden` ones.
     """

@@ -50,7 +50,7 @@ def _read_bounds(schema: dict[str, Any]) -> None:
 
 
 def _read_unevaluated(schema: dict[str, Any]) -> None:
-    """Where no other schema applies in the same place, what is unevaluated is what is additional."""
+    """Unevaluated is the same as additional where no other schema applies in the same place."""
     for unevaluated, additional in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         if unevaluated in schema and additional not in schema and not any(word in schema for word in _ABOUT_MORE):
             if unevaluated == "unevaluatedItems" and "contains" in schema:

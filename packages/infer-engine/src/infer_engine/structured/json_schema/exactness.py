@@ -1,4 +1,4 @@
-"""Which values are exact in the grammar library, which reads float64 and counts in int64; what is near another one."""
+"""Values that are exact in the grammar library, which reads float64 and counts in int64; what is near another one."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which patterns mean the same in JSON Schema and in the grammar library, and what others can be kept as."""
+"""Patterns that mean the same in JSON Schema and in the grammar library, and what others can be kept as."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What becomes of a keyword that cannot be kept: it is refused, or the schema becomes wider where it stands.
+"""The fate of a keyword that cannot be kept: it is refused, or the schema becomes wider where it stands.
 
     refuse(schema, keyword, value, error)      `schema` is the prepared copy; the other keywords are in it
 

@@ -1,4 +1,4 @@
-"""Where a plan's work lists and partial results lie on the device, for one step after which they are let go.
+"""The place of a plan's work lists and partial results on the device, for one step after which they are let go.
 
 `attention_buffers.py` has memory that lasts, for captured steps.
 """
@@ -24,7 +24,7 @@ class Partials:
 
 
 class PlanMemory(Protocol):
-    """What a plan needs of its memory."""
+    """The memory that a plan needs."""
 
     def work_list(self, work: WorkList) -> Tensor:
         """Room for a list, [2 + 2 * items] int32."""

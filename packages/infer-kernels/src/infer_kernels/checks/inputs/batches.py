@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class BatchLayout(TypedDict):
-    """Which rows belong to whom; shapes as in `PagedBatch`."""
+    """The rows of each sequence; shapes as in `PagedBatch`."""
 
     query_start: Tensor
     seq_lens: Tensor

@@ -19,7 +19,7 @@ _MAX_SPLITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedTile:
-    """What a program computes at once.
+    """The tile that a program computes at once.
 
     Attributes:
         outputs: rows of the weight.

@@ -29,7 +29,7 @@ from infer_models.layers.sublayer import Sublayer
 
 
 class GatedDeltaNet(Sublayer):
-    """What a layer with a state has in place of attention; it is held whole.
+    """Linear attention, which a layer with a state has in place of attention; it is held whole.
 
     Attributes:
         A_log: [value_heads] fp32, called so in checkpoints: logarithm of how fast the state decays.

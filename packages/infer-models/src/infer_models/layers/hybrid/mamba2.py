@@ -39,7 +39,7 @@ class NormOfGated(nn.Module):
 
 
 class Mamba2(Sublayer):
-    """What a layer with a state has in place of attention; it is held whole.
+    """A selective scan, which a layer with a state has in place of attention; it is held whole.
 
     Attributes:
         A_log: [heads] fp32, called so in checkpoints, as is D: logarithm of how fast the state decays.

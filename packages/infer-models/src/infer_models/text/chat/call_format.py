@@ -51,7 +51,7 @@ class ParameterFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralFormat:
-    """How arguments are written as literals of another language than JSON, such as Python.
+    """The form of arguments as literals of another language than JSON, such as Python.
 
     ```
     NAME name_end VALUE, NAME name_end VALUE end

@@ -133,7 +133,7 @@ class ChatEncoder:
 
     @property
     def left_out(self) -> str:
-        """What the template leaves out of conversations without a word, and what becomes of it; empty for nothing."""
+        """The parts of conversations that the template leaves out without a word, and their fate; empty for none."""
         return said_of(self._renderer.parts_left_out)
 
     def render(self, chat: Conversation) -> str:

@@ -1,4 +1,4 @@
-"""How byte-level BPE tokenizers of GGUF files split texts before they merge, by `tokenizer.ggml.pre`.
+"""The splits that byte-level BPE tokenizers of GGUF files make before they merge, by `tokenizer.ggml.pre`.
 
 A file names only the way; the patterns are those with which the models were trained, as in their `tokenizer.json`.
 """

@@ -45,7 +45,7 @@ def _scores_of(pieces: Sequence[Piece]) -> dict[str, float]:
 
 
 class ScoredPieces:
-    """What `tokenizers` calls for each text between added tokens: it makes the tokens, and leaves none to the model."""
+    """Called by `tokenizers` for each text between added tokens: it makes the tokens, and leaves none to the model."""
 
     def __init__(self, pieces: Sequence[Piece], *, unknown_id: int) -> None:
         """Merge to `pieces`; characters without one become bytes, or `unknown_id` where there are none."""

@@ -29,7 +29,7 @@ SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_44
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernel:
-    """What the assembler made of one variant of a kernel.
+    """The assembler's result for one variant of a kernel.
 
     Attributes:
         name: name of the kernel.
@@ -72,7 +72,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchLog:
-    """What was compiled and launched inside `compile_only`, in order."""
+    """The kernels compiled and launched inside `compile_only`, in order."""
 
     compiled: list[CompiledKernel] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What NVIDIA's documents say of GPUs: what a multiprocessor executes in a cycle, what programs share it, and cards.
+"""GPUs by NVIDIA's documents: what a multiprocessor executes in a cycle, what programs share it, and cards.
 
 Sources: CUDA C++ Programming Guide, "Throughput of native arithmetic instructions" and "Technical specifications per
 compute capability"; the architecture white papers and data sheets (tensor rates and bandwidths, dense, without

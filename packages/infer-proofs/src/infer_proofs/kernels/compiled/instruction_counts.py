@@ -1,4 +1,4 @@
-"""What the main loop of a compiled kernel costs a multiprocessor: cycles of each pipe, and bytes, of an iteration.
+"""The cost of a compiled kernel's main loop on a multiprocessor: cycles of each pipe, and bytes, of an iteration.
 
     python -m infer_proofs.kernels.compiled.instruction_counts PATTERN --capability 90
 
@@ -91,7 +91,7 @@ class LoopCount:
         return max(self._cycles_at(pipe, issue_share) for pipe in PIPES)
 
     def streamed_bytes(self, bits: float | None) -> float:
-        """What must come from memory: elements of so many bits each, or all that is loaded if they are not known."""
+        """The reads from memory: elements of so many bits each, or all that is loaded if they are not known."""
         if bits is None or not self.elements:
             return self.loaded_bytes
         return self.elements * bits / 8

@@ -1,4 +1,4 @@
-"""How many programs of a compiled kernel a multiprocessor holds at once."""
+"""The number of programs of a compiled kernel that a multiprocessor holds at once."""
 
 from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
 from infer_proofs.kernels.compiled.gpu_cards import (

@@ -36,7 +36,7 @@ class Instruction:
 
     @property
     def modifiers(self) -> list[str]:
-        """What follows the op."""
+        """The modifiers after the op."""
         return self.code.split(".")[1:]
 
 

@@ -1,4 +1,4 @@
-"""How much memory a number takes of what a kernel streams: a weight, or keys and values."""
+"""The memory of a number that a kernel streams: a weight, or keys and values."""
 
 import re
 from typing import get_args

@@ -23,7 +23,7 @@ class OutOfBoundsError(Exception):
 
 
 class Extent(NamedTuple):
-    """Where an argument lies.
+    """The memory of an argument.
 
     Attributes:
         name: name of the argument.

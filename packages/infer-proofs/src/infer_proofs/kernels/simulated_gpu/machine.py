@@ -18,7 +18,7 @@ class PinnedMemoryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """What a GPU says of itself.
+    """A GPU's properties.
 
     Attributes:
         name: as `nvidia-smi` prints it.

@@ -8,7 +8,7 @@ SEGMENT_BYTES = 2 << 20
 
 
 class GpuMemory:
-    """What tensors hold, and what torch keeps of what they held.
+    """The contents of tensors, and what torch keeps of what they held.
 
     Attributes:
         capacity: bytes that this process may have.

@@ -1,4 +1,4 @@
-"""What lies below `torch.cuda.Stream`, `Event` and `CUDAGraph`, over a `Machine`."""
+"""The lower side of `torch.cuda.Stream`, `Event` and `CUDAGraph`, over a `Machine`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -39,7 +39,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class ReasoningSwitch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much the model thinks."""
+    """The amount of thinking."""
 
     effort: ReasoningEffort = None
     enabled: Annotated[bool | None, described("Whether it thinks.")] = None

@@ -23,7 +23,7 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallStyle(NamedTuple):
-    """How a client is told of calls: the finish reason of an answer that has some, and whether in the older words.
+    """The words for calls: the finish reason of an answer that has some, and whether they are the older ones.
 
     In these an answer has one `function_call` in place of `tool_calls`.
     """
@@ -101,7 +101,7 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to the message: first the role, then its parts, at the end nothing."""
+    """The part of the message that a chunk adds: first the role, then its parts, at the end nothing."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

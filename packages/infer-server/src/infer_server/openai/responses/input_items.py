@@ -70,7 +70,7 @@ class ReasoningPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant thought before the next items. Encrypted content of other servers has no effect."""
+    """The assistant's thoughts before the next items. Encrypted content of other servers has no effect."""
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningPart] | None, described("Its text.")] = None

@@ -1,4 +1,4 @@
-"""What a body refers to, `previous_response_id` and items of the type `item_reference`, as items of its conversation.
+"""The references of a body, `previous_response_id` and items of type `item_reference`, as items of its conversation.
 
 What is not kept any more: a reference to reasoning is passed over, as the conversation is whole without it; any other
 is refused, and the error says how to do without.

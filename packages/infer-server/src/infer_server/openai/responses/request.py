@@ -33,7 +33,7 @@ _SUMMARY = "Any word but `none`: the reasoning comes as its summary, in full."
 
 
 class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
-    """How much the model thinks."""
+    """The amount of thinking."""
 
     effort: ReasoningEffort = None
     summary: Annotated[str | None, described(_SUMMARY, examples=["auto", "concise", "detailed"])] = None

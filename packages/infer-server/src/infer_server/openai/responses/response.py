@@ -27,7 +27,7 @@ _CUT_SHORT = (None, FinishReason.LENGTH, FinishReason.ABORT)
 
 
 class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning_text"):
-    """What the model thought."""
+    """The model's thoughts."""
 
     text: str
 
@@ -91,14 +91,14 @@ OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of the input were found in the prefix cache. What is written to it is not counted."""
+    """The number of the input's tokens that were found in the prefix cache. What is written to it is not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of the output were reasoning."""
+    """The number of the output's tokens that were reasoning."""
 
     reasoning_tokens: int
 
@@ -114,14 +114,14 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is no complete response. OpenAI's codes are a closed list; a failure here is always the server's."""
+    """The reason for no complete response. OpenAI's codes are a closed list; a failure here is always the server's."""
 
     code: Literal["server_error"] = "server_error"
     message: str
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the response is not complete."""
+    """The reason why the response is not complete."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 

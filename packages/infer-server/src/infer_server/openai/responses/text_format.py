@@ -26,7 +26,7 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TextField(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the text looks like."""
+    """The form of the text."""
 
     format: Annotated[TextFormat | None, described("Any text if left out.")] = None
     verbosity: Annotated[Any, described("Accepted without effect.")] = None

@@ -1,4 +1,4 @@
-"""When what a captured step computed is what its kernels compute: equal bits, or equal to rounding."""
+"""The judge of whether a captured step computed what its kernels compute: equal bits, or equal to rounding."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What came of capturing steps, and how it may fail."""
+"""The report of capturing steps, and how it may fail."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class GraphRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """What came of capturing.
+    """The report of capturing.
 
     Attributes:
         num_captured: shapes whose captured steps are used.

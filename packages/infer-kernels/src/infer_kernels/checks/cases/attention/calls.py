@@ -27,7 +27,7 @@ class Shape(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """How a layer attends."""
+    """The attention of a layer."""
 
     window: int | None = None
     soft_cap: float | None = None

@@ -1,4 +1,4 @@
-"""How the checks of attention compute it: over both kinds of plans' memory that an engine has, and by the reference."""
+"""Attention as its checks compute it: over both kinds of plans' memory that an engine has, and by the reference."""
 
 from collections.abc import Iterator
 from dataclasses import replace

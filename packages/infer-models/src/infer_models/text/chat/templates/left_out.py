@@ -1,4 +1,4 @@
-"""What a chat template leaves out of conversations without a word, found by asking it with a few shapes of them."""
+"""Finds what a chat template leaves out of conversations without a word, by asking it with a few shapes of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

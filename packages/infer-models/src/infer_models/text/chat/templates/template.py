@@ -126,7 +126,7 @@ class ChatTemplate:
 
     @cached_property
     def _no_tools(self) -> list[Any] | None:
-        """What stands for no tools: None as with `transformers`, unless the template takes an empty list alone."""
+        """The value for no tools: None as with `transformers`, unless the template takes an empty list alone."""
         question: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
         return [] if self._try(question) is None and self._try(question, tools=[]) is not None else None
 
