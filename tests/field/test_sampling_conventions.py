@@ -144,7 +144,7 @@ def test_values_that_mean_nothing_are_refused(demo: httpx.Client, fields: dict[s
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(kv_cache_memory="32MiB", max_batch_size=4)
+    return LLM("infer-demo", kv_cache_memory="32MiB", max_batch_size=4)
 
 
 def generate(llm: LLM, **params: Any) -> Any:
@@ -168,7 +168,7 @@ def test_only_allowed_tokens_are_generated_beside_requests_that_allow_all(llm: L
 
 
 def test_bad_words_are_not_generated_and_the_rest_is_as_before(llm: LLM) -> None:
-    tokenizer = load_tokenizer(EngineConfig())
+    tokenizer = load_tokenizer(EngineConfig(model="infer-demo"))
     plain = generate(llm, temperature=0)
     numbers = set()
     for word in ["thee", "I", "tell", "bawd", "Nurse"]:
