@@ -123,7 +123,9 @@ def test_a_server_starts_where_the_machines_memory_is_hidden(flags: list[str]) -
 
 
 def test_an_interrupt_of_the_whole_group_ends_a_start_without_a_traceback() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by tests in the background
     server = subprocess.Popen(SERVER, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    signal.signal(signal.SIGINT, before)
     try:
         children: list[Any] = []
         while not children:  # the engine's process has begun: it imports, and knows nothing of signals yet
