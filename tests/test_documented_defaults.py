@@ -174,6 +174,12 @@ def test_every_value_of_a_request_has_its_row_as_it_is_declared() -> None:
         assert default in words
 
 
+@pytest.mark.parametrize("name", SAMPLING_FIELDS)
+def test_the_help_of_sampling_parameters_has_each_field(name: str) -> None:
+    field = SAMPLING_FIELDS[name]
+    assert f"    {name}: {field.sentence} Allowed: {field.allowed}.\n" in (SamplingParams.__doc__ or "")
+
+
 def coverage() -> Iterator[tuple[str, str]]:
     """Yield each field of the engine with what the rows that begin with its name say of it."""
     text = (DOCS / "coverage" / "2-configuration.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ HEAD_START_CYCLES = 600_000
 
 @dataclass(frozen=True)
 class Bench:
-    """A device on which launches run.
+    """A device, and whether launches on it are timed or only compiled.
 
     Attributes:
         device: their tensors' device.

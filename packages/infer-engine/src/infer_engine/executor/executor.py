@@ -50,7 +50,7 @@ Reply = TypeVar("Reply", Done, MemoryReport)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOptions:
-    """A way in which the process of rank 0 runs the other ranks.
+    """Options of the process of rank 0 for running the other ranks.
 
     Attributes:
         processors: on a CPU what each rank computes on, rank 0 first; empty: those of the machine, divided among them.

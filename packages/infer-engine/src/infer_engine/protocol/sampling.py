@@ -206,6 +206,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 SAMPLING_FIELDS = declared_fields(SamplingParams)
 """The declarations of the fields of `SamplingParams`."""
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n    Attributes:\n" + "".join(  # for `help`
+    f"        {name}: {field.sentence} Allowed: {field.allowed}.\n" for name, field in SAMPLING_FIELDS.items()
+)
 _CHECKS = {
     name: optional(SAMPLING_FIELDS[name].check) if NoneType in get_args(kind) else SAMPLING_FIELDS[name].check
     for name, kind in get_type_hints(SamplingParams).items()

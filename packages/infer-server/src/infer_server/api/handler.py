@@ -69,7 +69,7 @@ class AcceptedRequest(Generic[B]):
 
 
 class Endpoint(ABC, Generic[B]):
-    """The differences between the APIs that generate text; there is one of these for each name of the model.
+    """An API that generates text, under one name of the model; each API is a subclass.
 
     Attributes:
         negotiates: whether the `Accept` header decides about a body that leaves `stream` out.

@@ -18,6 +18,7 @@ from infer_server.api.shared_fields import ModelId
 from infer_server.api.validation import refused_value
 
 B = TypeVar("B", bound=msgspec.Struct)
+_SAME_NAMED = tuple(name for name, field in SAMPLING_FIELDS.items() if field.apis)
 
 
 class SamplingFields(ForeignFields, frozen=True, kw_only=True):
@@ -52,8 +53,7 @@ def sampling_params(
     Raises:
         ApiError: 400, `invalid_value`: a value is out of range.
     """
-    same = [name for name, field in SAMPLING_FIELDS.items() if field.apis]
-    given = {name: value for name in same if (value := getattr(body, name, None)) is not None}
+    given = {name: value for name in _SAME_NAMED if (value := getattr(body, name, None)) is not None}
     try:
         return SamplingParams(**given | others)
     except ValueError as error:

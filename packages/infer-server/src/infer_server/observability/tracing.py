@@ -19,7 +19,7 @@ class TracingUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """The middleware that traces the application's requests; empty if it does not trace.
+    """The parts by which the application traces its requests; empty if it does not trace.
 
     Attributes:
         plugins: for the application's construction.

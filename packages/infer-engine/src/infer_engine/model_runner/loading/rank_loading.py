@@ -139,7 +139,7 @@ class LoadedRank:
 
     @property
     def mtp_attention(self) -> AttentionSpec:
-        """The parts of the layer that predicts a token further, in place of the model's layers."""
+        """The attention of the layer that predicts a token further."""
         return mtp_attention_of(self.model_config)
 
     def allocate_mtp_pool(self, num_blocks: Sequence[int]) -> KVPool:

@@ -61,8 +61,8 @@ static inline void add_tiles(const bf16* first, const bf16* second, int64_t stri
 }
 
 // Computes the outputs of a panel for `count` tiles of rows from `first_tile` on. Several pairs of tiles ask for the panel `next`
-// meanwhile, a part each, unless it is null. The sums of a tile of rows are stored and rounded before those of the next: more
-// stores on their way hold up the loads of the next product.
+// meanwhile, a part each, unless it is null. The sums of a tile of rows are stored and rounded before those of the next, which
+// takes less time than storing all four tiles first.
 static inline void multiply_panel_in_tiles(const Layer<bf16>& layer, const TileInputs& x, const amx::RowTiles& tiles,
                                            int64_t panel, const bf16* next, int64_t first_tile, int64_t count) {
     constexpr int64_t STEP = amx::INPUTS, SUMS_BYTES = PANEL * sizeof(float);

@@ -23,9 +23,9 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallStyle(NamedTuple):
-    """The words for calls: the finish reason of an answer that has some, and whether they are the older ones.
+    """The style of tool calls: the finish reason of an answer that has some, and whether it is the older style.
 
-    In these an answer has one `function_call` in place of `tool_calls`.
+    In that an answer has one `function_call` in place of `tool_calls`.
     """
 
     finish_reason: OpenAIFinishReason = "tool_calls"
