@@ -1,4 +1,9 @@
-"""What clients of other servers write for "none", "all" and "nothing", scoring of prompts, and lists of tokens."""
+"""What clients of other servers write for "none", "all" and "nothing", scoring of prompts, and lists of tokens.
+
+From ggml-org/llama.cpp#25538 and sgl-project/sglang#23401 (a null is refused, or ends the server),
+sgl-project/sglang#22144 (`stop_token_ids` with a null ends the scheduler), sgl-project/sglang#28858 (`n` of 0 makes an
+empty batch) and PrefectHQ/fastmcp#3284 (a null limit is no limit of 0).
+"""
 
 import itertools
 import json
@@ -10,6 +15,7 @@ import pytest
 from infer_engine import LLM, EngineConfig, SamplingParams
 from infer_engine.assembly.core import load_tokenizer
 from infer_engine.protocol import FinishReason, InvalidRequestError, StructuredOutputs
+from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_server.http.bodies import decode_body
 from infer_server.openai.completions.request import CompletionBody, completion_requests
 
@@ -189,3 +195,37 @@ def has(token_ids: list[int], sequence: list[int]) -> bool:
 def test_lists_that_leave_nothing_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="`bad_words` forbids all of `allowed_token_ids`"):
         generate(llm, allowed_token_ids=[69], bad_words=["e"])
+
+
+TURNS = [{"role": "user", "content": "ROMEO:"}]
+APIS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "ROMEO:", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": TURNS, "max_tokens": 2},
+    "/v1/responses": {"input": "ROMEO:", "max_output_tokens": 2},
+}
+NAMES = sorted({each for name, field in SAMPLING_FIELDS.items() for each in (name, *field.aliases, *field.elsewhere)})
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_null_is_the_same_as_left_out(demo: httpx.Client, api: str) -> None:
+    refused = {}
+    for name in NAMES:
+        if name not in APIS[api]:
+            reply = demo.post(api, json=APIS[api] | {name: None})
+            if reply.status_code != 200:
+                refused[name] = reply.text
+    assert refused == {}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop_token_ids": [None]}, {"allowed_token_ids": [None]}, {"bad_words": [None]}, {"stop": [None]}, {"n": 0}],
+)
+@pytest.mark.parametrize("api", ["/v1/completions", "/v1/chat/completions"])
+def test_a_null_in_a_list_and_no_choice_are_refused_by_name(
+    demo: httpx.Client, api: str, fields: dict[str, Any]
+) -> None:
+    reply = demo.post(api, json=APIS[api] | fields)
+    [name] = fields
+    assert (reply.status_code in (400, 422), reply.json()["error"]["param"].split("[")[0]) == (True, name), reply.text
+    assert demo.post(api, json=APIS[api]).status_code == 200
