@@ -13,15 +13,14 @@ rounding; a quantized table's numbers are computed in fp32.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from struct import Struct
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_integer, require_rank
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, is_recording, run
-from infer_kernels.cpu.packed_weight import LAYOUT, PackedQuantizedWeight
+from infer_kernels.cpu.packed_weight import PackedQuantizedWeight
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.optional_triton import tl, triton
@@ -38,8 +37,8 @@ from infer_kernels.quantization.quantized_weight import QuantizedWeight
 
 _WIDEST = 1024
 """Numbers of a row that a program takes."""
-_EMBEDDING = Struct("PqPqPqqqd")
-_EMBEDDING_QUANTIZED = Struct("PqPqPqd" + LAYOUT)
+_EMBEDDING = Arguments("Embedding")
+_EMBEDDING_QUANTIZED = Arguments("EmbeddingQuantized")
 
 
 def embedding_reference(ids: Tensor, weight: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -115,18 +114,9 @@ def _require_ids(ids: Tensor, num_rows: int) -> None:
 def _embedding_on_cpu(ids: Tensor, weight: Tensor, scale: float) -> Tensor:
     """Return the rows `ids` [tokens] of weight [rows, hidden], times `scale`."""
     ids = ids if ids.is_contiguous() else ids.contiguous()
-    out = empty((len(ids), weight.shape[1]), weight.dtype)
-    arguments = _EMBEDDING.pack(
-        out.data_ptr(),
-        out.stride(0),
-        ids.data_ptr(),
-        ids.element_size(),
-        weight.data_ptr(),
-        weight.stride(0),
-        weight.shape[0],
-        weight.shape[1],
-        scale,
-    )
+    vocab, hidden = weight.shape
+    out = empty((len(ids), hidden), weight.dtype)
+    arguments = _EMBEDDING.pack(out=out, ids=ids, weight=weight, vocab=vocab, hidden=hidden, scale=scale)
     run("embedding", weight.dtype, len(ids), arguments, work=out.numel())
     return out
 
@@ -136,14 +126,7 @@ def _embedding_quantized_on_cpu(ids: Tensor, weight: PackedQuantizedWeight, scal
     ids = ids if ids.is_contiguous() else ids.contiguous()
     out = empty((len(ids), weight.in_features), dtype)
     arguments = _EMBEDDING_QUANTIZED.pack(
-        out.data_ptr(),
-        out.stride(0),
-        ids.data_ptr(),
-        ids.element_size(),
-        weight.panels.data_ptr(),
-        weight.out_features,
-        scale,
-        *weight.layout,
+        out=out, ids=ids, panels=weight.panels, vocab=weight.out_features, scale=scale, layout=weight.layout
     )
     run("embedding_quantized", dtype, len(ids), arguments, work=out.numel())
     return out

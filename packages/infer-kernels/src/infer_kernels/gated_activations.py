@@ -15,7 +15,6 @@ rounding points of `transformers`.
 
 from collections.abc import Callable
 from functools import partial
-from struct import Struct
 from typing import Literal
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton, wants_grad
 from infer_kernels.integers import cdiv, next_power_of_2
@@ -40,7 +40,7 @@ _INTO: dict[GatedActivation, Callable[..., Tensor]] = {
 }
 _SERIAL: dict[GatedActivation, int] = {"silu": 2**15, "gelu_tanh": 2**14}
 """Elements up to which PyTorch leaves an activation to one thread."""
-_GATED = Struct("PqPqPqqq")
+_GATED = Arguments("Gated")
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
@@ -219,16 +219,7 @@ def _gated_on_cpu(gates: Tensor, ups: Tensor, *, is_gelu: bool, out: Tensor | No
     rows, width = gates.shape
     if out is None:
         out = empty((rows, width), gates.dtype)
-    arguments = _GATED.pack(
-        out.data_ptr(),
-        out.stride(0),
-        gates.data_ptr(),
-        gates.stride(0),
-        ups.data_ptr(),
-        ups.stride(0),
-        width,
-        is_gelu,
-    )
+    arguments = _GATED.pack(out=out, gates=gates, ups=ups, width=width, is_gelu=is_gelu)
     run("gated", gates.dtype, rows, arguments, work=2 * gates.numel())
     return out
 

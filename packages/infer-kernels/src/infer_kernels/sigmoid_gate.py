@@ -5,18 +5,17 @@ Bytes moved: 3 * tokens * width * itemsize; 2 where a row has one gate; one more
 Precision: sigmoid, product and sum are each computed in fp32 and rounded to the storage dtype, as `transformers` does.
 """
 
-from struct import Struct
-
 import torch
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.rowwise import rowwise
 from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 
-_SIGMOID_GATE = Struct("PPqPqPqqq")
+_SIGMOID_GATE = Arguments("SigmoidGate")
 
 
 def sigmoid_gate_reference(x: Tensor, gate: Tensor, *, addend: Tensor | None = None) -> Tensor:
@@ -62,16 +61,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor, *, addend: Tensor | None = None) -> Te
 def _sigmoid_gate_on_cpu(x: Tensor, gate: Tensor, addend: Tensor | None) -> Tensor:
     tokens, width = x.shape
     out = empty((tokens, width), x.dtype)
-    arguments = _SIGMOID_GATE.pack(
-        out.data_ptr(),
-        x.data_ptr(),
-        x.stride(0),
-        gate.data_ptr(),
-        gate.stride(0),
-        0 if addend is None else addend.data_ptr(),
-        0 if addend is None else addend.stride(0),
-        width,
-        gate.shape[1] == 1,
-    )
+    is_one = gate.shape[1] == 1
+    arguments = _SIGMOID_GATE.pack(out=out, x=x, gate=gate, addend=addend, width=width, is_one_of_row=is_one)
     run("sigmoid_gate", x.dtype, tokens, arguments, work=3 * x.numel())
     return out

@@ -6,8 +6,6 @@ batch, chunk and phase. Plain PyTorch has that property too where it is asked fo
 Precision: fp32 scores and sums, one rounding; the kernel rounds probabilities of a bf16 cache to bf16.
 """
 
-from struct import Struct
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,13 +13,14 @@ from torch.nn import functional
 from infer_kernels.arguments import FLOATS
 from infer_kernels.attention.masks import attention_by_scores, visible_mask
 from infer_kernels.attention.plan import AttentionOptions, AttentionPlan, HostMetadata
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel
 from infer_kernels.qkv.kv_codes import decode_rows
 
 MOST_GROUP = 96
 """Query heads of a key-value head in `paged_attention`; `TILE_ROWS` of `csrc/attention.cpp`."""
-_ATTENTION = Struct("PqqPqqPqqqPqqqPPPqqqqqqddP")
+_ATTENTION = Arguments("Attention")
 
 
 class CpuAttentionPlan(AttentionPlan):
@@ -154,28 +153,21 @@ def _paged_attention(
     if out is None:
         out = empty(q.shape, q.dtype)
     arguments = _ATTENTION.pack(
-        out.data_ptr(),
-        out.stride(0),
-        out.stride(1),
-        q.data_ptr(),
-        q.stride(0),
-        q.stride(1),
-        k_cache.data_ptr(),
-        *k_cache.stride()[:3],
-        v_cache.data_ptr(),
-        *v_cache.stride()[:3],
-        query_start.data_ptr(),
-        seq_lens.data_ptr(),
-        block_table.data_ptr(),
-        block_table.stride(0),
-        block_size,
-        q_heads,
-        kv_heads,
-        head_dim,
-        window or 0,
-        scale,
-        soft_cap or 0.0,
-        0 if sinks is None else sinks.data_ptr(),
+        out=out,
+        q=q,
+        keys=k_cache,
+        values=v_cache,
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_table=block_table,
+        block_size=block_size,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        window=window or 0,
+        scale=scale,
+        soft_cap=soft_cap or 0.0,
+        sinks=sinks,
     )
     kernel = "paged_attention_int8" if k_cache.dtype == torch.int8 else "paged_attention"
     run(kernel, q.dtype, len(seq_lens), arguments, work=torch.iinfo(torch.int32).max)

@@ -5,6 +5,7 @@ weights of four to eight bits.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +14,30 @@ from infer_kernels.integers import cdiv
 
 PANEL = 32
 """Outputs of a panel; as in `csrc/product.h`."""
-LAYOUT = "qqqqq"
-"""`QuantizedLayout` of `csrc/quantized_layout.h`, as `struct` packs it."""
 
 
 def panels_shape(out_features: int, in_features: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Return the shape of a weight's panels."""
     together = 2 if dtype == torch.bfloat16 else 1
     return cdiv(out_features, PANEL), cdiv(in_features, together), PANEL, together
+
+
+class QuantizedLayout(NamedTuple):
+    """The order of a weight's panels in memory: the struct of that name in `csrc/quantized_layout.h`.
+
+    Attributes:
+        inputs: inputs of the weight.
+        group_size: inputs with one scale.
+        encoding: the number of the encoding's panels in `panel_kinds`.
+        beside: what else a group has: 0 nothing, 1 zeros, 2 minimums.
+        scales: the type of scales: 0 fp32, 1 fp16, 2 int8 with factors.
+    """
+
+    inputs: int
+    group_size: int
+    encoding: int
+    beside: int
+    scales: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +75,10 @@ class QuantizedPanels(Panels):
     """Panels of codes, uint8 [..., panels, bytes of a panel].
 
     Attributes:
-        layout: the fields of `QuantizedLayout` in `csrc/quantized_layout.h`.
+        layout: how they lie in memory.
     """
 
-    layout: tuple[int, int, int, int, int]
+    layout: QuantizedLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,14 @@
-"""Dense products in C++: arguments as the struct of their kernel.
-
-A struct's fields are words of eight bytes in the order of `csrc/`; the rows, its first field, are `calls.run`'s. The
-ops of `infer_kernels` check arguments.
-"""
-
-from struct import Struct
+"""The dense products of `csrc/linear.cpp`. The ops of `infer_kernels` check arguments."""
 
 from torch import Tensor
 
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 from infer_kernels.cpu.packed_weight import PackedWeight, panels_shape
 
-_PACK = Struct("PPqqq")
-_LINEAR = Struct("PqPqPPqq")
+_PACK = Arguments("Pack")
+_LINEAR = Arguments("Linear")
 
 
 def pack(weight: Tensor) -> PackedWeight:
@@ -29,7 +24,7 @@ def pack_into(panels: Tensor, weight: Tensor) -> None:
     out_features, in_features = weight.shape
     if weight.stride(1) != 1:
         weight = weight.contiguous()
-    arguments = _PACK.pack(panels.data_ptr(), weight.data_ptr(), weight.stride(0), in_features, out_features)
+    arguments = _PACK.pack(packed=panels, weight=weight, inputs=in_features, outputs=out_features)
     run("pack", weight.dtype, len(panels), arguments, work=panels.numel())
 
 
@@ -44,14 +39,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     flat = flat_rows(x, weight.in_features)
     out = empty((len(flat), weight.out_features), x.dtype)
     arguments = _LINEAR.pack(
-        out.data_ptr(),
-        out.stride(0),
-        flat.data_ptr(),
-        flat.stride(0),
-        weight.panels.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        weight.in_features,
-        weight.out_features,
+        out=out, x=flat, panels=weight.panels, bias=bias, inputs=weight.in_features, outputs=weight.out_features
     )
     run("linear", x.dtype, len(flat), arguments, work=weight.panels.numel(), panels=weight.panels)
     return out.view(*x.shape[:-1], weight.out_features)

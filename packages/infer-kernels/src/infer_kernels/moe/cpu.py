@@ -1,14 +1,14 @@
-"""Mixtures of experts on a CPU: arguments as the C++ structs of `csrc/router.cpp` and `csrc/moe.cpp`. Unchecked."""
+"""Mixtures of experts on a CPU: the kernels of `csrc/router.cpp` and `csrc/moe.cpp`. Unchecked."""
 
-from struct import Struct
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.cpu.huge_pages import empty_in_huge_pages
 from infer_kernels.cpu.packed_weight import (
-    LAYOUT,
     PackedExperts,
     PackedQuantizedExperts,
     panels_shape,
@@ -20,13 +20,22 @@ from infer_kernels.moe.activation import ExpertActivation
 BLOCK_ROWS = 96
 """Rows of a block, as in `csrc/moe.cpp`."""
 _BLOCK_WORDS = 3
-_ROUTER = Struct("PPPqPqqq")
-_ROUTING = "PPPPP"
-_GROUP = Struct("Pqqq" + _ROUTING)
-_PRODUCTS = Struct("PqPqPPqqqq" + _ROUTING)
-_PRODUCTS_QUANTIZED = Struct("PqPqPPqqq" + LAYOUT + _ROUTING)
-_ACTIVATION = Struct("Pqqddd" + _ROUTING)
-_SUM = Struct("PqPPqq" + _ROUTING)
+_ROUTER = Arguments("Router")
+_GROUP = Arguments("Group")
+_PRODUCTS = Arguments("Products")
+_PRODUCTS_QUANTIZED = Arguments("ProductsQuantized")
+_ACTIVATION = Arguments("Activation")
+_SUM = Arguments("Sum")
+
+
+class _Routing(NamedTuple):
+    """Memory for how tokens are grouped by their experts: the struct `Routing` of `csrc/moe.h`."""
+
+    place_of_pair: Tensor
+    pair_of_place: Tensor
+    sizes: Tensor
+    ends: Tensor
+    blocks: Tensor
 
 
 def pack_experts(weight: Tensor) -> PackedExperts:
@@ -46,14 +55,13 @@ def router(
     ids = empty((tokens, experts_per_token), torch.int32)
     weights = empty((tokens, experts_per_token), torch.float32)
     arguments = _ROUTER.pack(
-        ids.data_ptr(),
-        weights.data_ptr(),
-        logits.data_ptr(),
-        logits.stride(0),
-        0 if expert_scales is None else expert_scales.data_ptr(),
-        experts,
-        experts_per_token,
-        over_all,
+        ids=ids,
+        weights=weights,
+        logits=logits,
+        scales=expert_scales,
+        experts=experts,
+        chosen=experts_per_token,
+        over_all=over_all,
     )
     run("router", logits.dtype, tokens, arguments, work=logits.numel())
     return ids, weights
@@ -74,38 +82,29 @@ def fused_moe(
     """Return the experts' weighted sum for x [tokens, hidden]; see `csrc/moe.cpp`."""
     (tokens, hidden), chosen, experts = x.shape, expert_ids.shape[1], len(gate_up.panels)
     pairs, width = tokens * chosen, down.in_features
-    expert_ids = expert_ids if expert_ids.is_contiguous() else expert_ids.contiguous()
-    expert_weights = expert_weights if expert_weights.is_contiguous() else expert_weights.contiguous()
+    ids, weights = expert_ids.contiguous(), expert_weights.contiguous()
     most_blocks = pairs // BLOCK_ROWS + min(experts, pairs)
-    scratch = [empty((size,), torch.int32) for size in (pairs, pairs, 2, experts, _BLOCK_WORDS * most_blocks)]
-    routing = [each.data_ptr() for each in scratch]
+    sizes = (pairs, pairs, 2, experts, _BLOCK_WORDS * most_blocks)
+    routing = _Routing(*(empty((size,), torch.int32) for size in sizes))
     gates_and_ups, products = empty((pairs, 2 * width), x.dtype), empty((pairs, hidden), x.dtype)
     if out is None:
         out = empty((tokens, hidden), x.dtype)
 
-    ids = expert_ids.data_ptr(), expert_ids.element_size()
-    run("moe_group", x.dtype, tokens, _GROUP.pack(*ids, chosen, experts, *routing), work=pairs)
+    arguments = _GROUP.pack(ids=ids, chosen=chosen, experts=experts, routing=routing)
+    run("moe_group", x.dtype, tokens, arguments, work=pairs)
     _multiply(x, gate_up, gate_up_bias, gates_and_ups, tokens=tokens, chosen=chosen, routing=routing)
     arguments = _ACTIVATION.pack(
-        gates_and_ups.data_ptr(),
-        width,
-        activation.function == "gelu_tanh",
-        activation.alpha,
-        activation.limit,
-        activation.up_offset,
-        *routing,
+        gate_up=gates_and_ups,
+        width=width,
+        is_gelu=activation.function == "gelu_tanh",
+        alpha=activation.alpha,
+        limit=activation.limit,
+        up_offset=activation.up_offset,
+        routing=routing,
     )
     run("moe_activation", x.dtype, tokens, arguments, work=gates_and_ups.numel())
     _multiply(gates_and_ups, down, down_bias, products, tokens=tokens, chosen=0, routing=routing)
-    arguments = _SUM.pack(
-        out.data_ptr(),
-        out.stride(0),
-        products.data_ptr(),
-        expert_weights.data_ptr(),
-        hidden,
-        chosen,
-        *routing,
-    )
+    arguments = _SUM.pack(out=out, products=products, weights=weights, hidden=hidden, chosen=chosen, routing=routing)
     run("moe_sum", x.dtype, tokens, arguments, work=products.numel())
     return out
 
@@ -118,23 +117,32 @@ def _multiply(
     *,
     tokens: int,
     chosen: int,
-    routing: list[int],
+    routing: _Routing,
 ) -> None:
     """Multiply each place's row of `x`, which is its token's, or where `chosen` is 0 its own, into `out`."""
-    operands = (
-        out.data_ptr(),
-        out.stride(0),
-        x.data_ptr(),
-        x.stride(0),
-        weight.panels.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        0 if bias is None else bias.stride(0),
-    )
-    experts_met = min(len(weight.panels), len(out))
-    work = cdiv(weight.panels.numel(), len(weight.panels)) * experts_met
+    panels, outputs = weight.panels, weight.out_features
+    work = cdiv(panels.numel(), len(panels)) * min(len(panels), len(out))
     if isinstance(weight, PackedExperts):
-        arguments = _PRODUCTS.pack(*operands, weight.in_features, weight.out_features, chosen, *routing)
+        arguments = _PRODUCTS.pack(
+            out=out,
+            x=x,
+            panels=panels,
+            bias=bias,
+            inputs=weight.in_features,
+            outputs=outputs,
+            chosen=chosen,
+            routing=routing,
+        )
         run("moe_products", x.dtype, tokens, arguments, work=work)
     else:
-        arguments = _PRODUCTS_QUANTIZED.pack(*operands, weight.out_features, chosen, *weight.layout, *routing)
+        arguments = _PRODUCTS_QUANTIZED.pack(
+            out=out,
+            x=x,
+            panels=panels,
+            bias=bias,
+            outputs=outputs,
+            chosen=chosen,
+            layout=weight.layout,
+            routing=routing,
+        )
         run("moe_products_quantized", x.dtype, tokens, arguments, work=work)

@@ -1,16 +1,11 @@
-"""Norms in C++: arguments as the struct of their kernel.
-
-A struct's fields are words of eight bytes in the order of `csrc/`; the rows, its first field, are `calls.run`'s. The
-ops of `infer_kernels` check arguments.
-"""
-
-from struct import Struct
+"""The norms of `csrc/rows.cpp`. The ops of `infer_kernels` check arguments."""
 
 from torch import Tensor
 
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 
-_NORM = Struct("PqqPqqPPqqPqqPPqqdq")
+_NORM = Arguments("Norm")
 
 
 def norm(
@@ -35,28 +30,17 @@ def norm(
     if weight is not None and out is None:
         out = empty(x.shape, x.dtype)
     arguments = _NORM.pack(
-        *_rows_of(out),
-        *_rows_of(x),
-        _address(weight),
-        *_rows_of(residual),
-        *_rows_of(total),
-        _address(post_weight),
-        _address(scale),
-        x.shape[1] if x.dim() == 3 else 1,
-        x.shape[-1],
-        eps,
-        is_gemma,
+        out=out,
+        x=x,
+        weight=weight,
+        residual=residual,
+        residual_out=total,
+        post_weight=post_weight,
+        scale=scale,
+        heads=x.shape[1] if x.dim() == 3 else 1,
+        hidden=x.shape[-1],
+        eps=eps,
+        is_gemma=is_gemma,
     )
     run("norm", x.dtype, len(x), arguments, work=x.numel())
     return total if out is None else out, total
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _rows_of(tensor: Tensor | None) -> tuple[int, int, int]:
-    """Return the address of rows, and their strides from row to row and from head to head."""
-    if tensor is None:
-        return 0, 0, 0
-    return tensor.data_ptr(), tensor.stride(0), tensor.stride(1) if tensor.dim() == 3 else 0

@@ -6,19 +6,18 @@ Precision: statistics and SiLU in fp32; the normalized row is rounded to the sto
 result at the end, as `transformers` does.
 """
 
-from struct import Struct
-
 from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.norm.rms_norm import rms_norm_reference
 from infer_kernels.rowwise import rowwise
 
-_GATED_NORM = Struct("PPqqPqPqqd")
+_GATED_NORM = Arguments("GatedNorm")
 
 
 def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,16 +61,6 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 def _gated_rms_norm_on_cpu(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     tokens, heads, head_dim = x.shape
     out = empty((tokens, heads * head_dim), x.dtype)
-    arguments = _GATED_NORM.pack(
-        out.data_ptr(),
-        x.data_ptr(),
-        *x.stride()[:2],
-        gate.data_ptr(),
-        gate.stride(0),
-        weight.data_ptr(),
-        heads,
-        head_dim,
-        eps,
-    )
+    arguments = _GATED_NORM.pack(out=out, x=x, gate=gate, weight=weight, heads=heads, head_dim=head_dim, eps=eps)
     run("gated_norm", x.dtype, tokens, arguments, work=2 * x.numel())
     return out

@@ -8,19 +8,18 @@ and the result at the end, as `transformers` does.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from struct import Struct
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.integers import next_power_of_2
 from infer_kernels.optional_triton import tl, triton
 
-_NORM_OF_GATED = Struct("PPqPqPqqd")
+_NORM_OF_GATED = Arguments("NormOfGated")
 
 
 def rms_norm_of_gated_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, num_groups: int = 1) -> Tensor:
@@ -118,16 +117,7 @@ def rms_norm_of_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, nu
 def _rms_norm_of_gated_on_cpu(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, num_groups: int) -> Tensor:
     tokens, width = x.shape
     out = empty((tokens, width), x.dtype)
-    arguments = _NORM_OF_GATED.pack(
-        out.data_ptr(),
-        x.data_ptr(),
-        x.stride(0),
-        gate.data_ptr(),
-        gate.stride(0),
-        weight.data_ptr(),
-        num_groups,
-        width // num_groups,
-        eps,
-    )
+    size = width // num_groups
+    arguments = _NORM_OF_GATED.pack(out=out, x=x, gate=gate, weight=weight, groups=num_groups, size=size, eps=eps)
     run("norm_of_gated", x.dtype, tokens, arguments, work=2 * x.numel())
     return out

@@ -359,19 +359,7 @@ def qk_norm_rope_store(
             qkv, k_cache, v_cache, slots.slots.contiguous(), rotary=rotary, norm=norm, scales=scales, out=out
         )
     if takes_cpu_kernel(qkv) and _fits_cpu_kernel(qkv, k_cache, v_cache):
-        return cpu.qk_norm_rope_store(
-            qkv,
-            k_cache,
-            v_cache,
-            slots.slots,
-            positions=None if rotary is None else rotary.position_ids,
-            cos_sin=None if rotary is None else rotary.cos_sin,
-            q_weight=None if norm is None else norm.q_weight,
-            k_weight=None if norm is None else norm.k_weight,
-            eps=0.0 if norm is None else norm.eps,
-            is_gemma=norm is not None and norm.variant == "gemma",
-            out=out,
-        )
+        return cpu.qk_norm_rope_store(qkv, k_cache, v_cache, slots.slots, rotary=rotary, norm=norm, out=out)
     if not torch.is_grad_enabled():
         return qk_norm_rope_store_torch(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm, scales=scales, out=out)
     with torch.no_grad():

@@ -1,13 +1,8 @@
-"""Ops with states in C++: arguments as the structs of their kernels.
-
-A struct's fields are words of eight bytes in the order of `csrc/`; the number of sequences, its first field, is
-`calls.run`'s. The ops of `infer_kernels` check arguments.
-"""
-
-from struct import Struct
+"""Ops with states in C++, whose number of rows is that of sequences. The ops of `infer_kernels` check arguments."""
 
 from torch import Tensor
 
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import empty, run
 from infer_kernels.states.state_rows import StateRows
 
@@ -17,9 +12,9 @@ MOST_KEY_DIM = 512
 """Largest heads of keys, as in `csrc/delta_rule.cpp`."""
 MOST_STATE_SIZE = 512
 """Largest states of a head's row, as in `csrc/selective_scan.cpp`."""
-_CONVOLUTION = Struct("PPPPPqPqqPqPqqq")
-_DELTA_RULE = Struct("PPPPPqPqPqPqqqPPqqqq")
-_SCAN = Struct("PPPPPqPqPqqqPPPqqqqdd")
+_CONVOLUTION = Arguments("Convolution")
+_DELTA_RULE = Arguments("DeltaRule")
+_SCAN = Arguments("Scan")
 
 
 def has_convolution(weight: Tensor) -> bool:
@@ -56,22 +51,18 @@ def gated_delta_rule(
     _, value_heads, key_dim, value_dim = state.shape
     out = empty((len(qkv), value_heads, value_dim), qkv.dtype)
     arguments = _DELTA_RULE.pack(
-        *_addresses(rows),
-        out.data_ptr(),
-        qkv.data_ptr(),
-        qkv.stride(0),
-        a.data_ptr(),
-        a.stride(0),
-        b.data_ptr(),
-        b.stride(0),
-        state.data_ptr(),
-        *state.stride()[:3],
-        a_log.data_ptr(),
-        dt_bias.data_ptr(),
-        key_heads,
-        value_heads,
-        key_dim,
-        value_dim,
+        rows=rows,
+        out=out,
+        qkv=qkv,
+        a=a,
+        b=b,
+        state=state,
+        a_log=a_log,
+        dt_bias=dt_bias,
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
     )
     work = (len(qkv) + rows.num_seqs) * value_heads * key_dim * value_dim
     run("gated_delta_rule", qkv.dtype, rows.num_seqs, arguments, work=work)
@@ -92,24 +83,23 @@ def mamba2_scan(
 ) -> Tensor:
     """Return what is read of the states, and write them."""
     _, heads, head_dim, state_size = state.shape
+    min_step, max_step = time_step_limit
     out = empty((len(xbc), heads * head_dim), xbc.dtype)
     arguments = _SCAN.pack(
-        *_addresses(rows),
-        out.data_ptr(),
-        xbc.data_ptr(),
-        xbc.stride(0),
-        dt.data_ptr(),
-        dt.stride(0),
-        state.data_ptr(),
-        *state.stride()[:3],
-        a_log.data_ptr(),
-        d.data_ptr(),
-        dt_bias.data_ptr(),
-        num_groups,
-        heads,
-        head_dim,
-        state_size,
-        *time_step_limit,
+        rows=rows,
+        out=out,
+        xbc=xbc,
+        dt=dt,
+        state=state,
+        a_log=a_log,
+        d=d,
+        dt_bias=dt_bias,
+        groups=num_groups,
+        heads=heads,
+        head_dim=head_dim,
+        state_size=state_size,
+        min_step=min_step,
+        max_step=max_step,
     )
     work = (len(xbc) + rows.num_seqs) * heads * head_dim * state_size
     run("mamba2_scan", xbc.dtype, rows.num_seqs, arguments, work=work)
@@ -122,22 +112,15 @@ def _convolve(
     channels, width = weight.shape
     out = empty((len(x), channels), x.dtype)
     arguments = _CONVOLUTION.pack(
-        *_addresses(rows),
-        out.data_ptr(),
-        x.data_ptr(),
-        x.stride(0),
-        state.data_ptr(),
-        *state.stride()[:2],
-        weight.data_ptr(),
-        weight.stride(0),
-        0 if bias is None else bias.data_ptr(),
-        channels,
-        width,
-        has_silu,
+        rows=rows,
+        out=out,
+        x=x,
+        state=state,
+        weight=weight,
+        bias=bias,
+        channels=channels,
+        width=width,
+        has_silu=has_silu,
     )
     run(kernel, x.dtype, rows.num_seqs, arguments, work=(len(x) + rows.num_seqs) * channels * width)
     return out
-
-
-def _addresses(rows: StateRows) -> tuple[int, int, int]:
-    return rows.query_start.data_ptr(), rows.read.data_ptr(), rows.write.data_ptr()

@@ -125,14 +125,14 @@ struct Piece {
         std::fill_n(rows.keys, TILE, zeros);
         std::fill_n(rows.values, TILE, zeros);
         int64_t first = std::max(tile, begin), last = std::min(end, tile + TILE);
-        const int32_t* blocks = a->block_table + seq * a->table_stride;
+        const int32_t* blocks = a->block_table + seq * a->block_table_stride;
         int64_t column = first / a->block_size, place = first % a->block_size;
         for (int64_t key = first; key < last; column++, place = 0) {
-            const K* k = a->keys + blocks[column] * a->k_stride_block + head * a->k_stride_head;
-            const K* v = a->values + blocks[column] * a->v_stride_block + head * a->v_stride_head;
+            const K* k = a->keys + blocks[column] * a->keys_stride_block + head * a->keys_stride_head;
+            const K* v = a->values + blocks[column] * a->values_stride_block + head * a->values_stride_head;
             for (; place < a->block_size && key < last; place++, key++) {
-                rows.keys[key - tile] = k + place * a->k_stride_token;
-                rows.values[key - tile] = v + place * a->v_stride_token;
+                rows.keys[key - tile] = k + place * a->keys_stride_token;
+                rows.values[key - tile] = v + place * a->values_stride_token;
             }
         }
     }

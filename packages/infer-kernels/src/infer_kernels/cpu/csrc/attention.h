@@ -26,17 +26,17 @@ struct Attention {
     int64_t q_stride_token;
     int64_t q_stride_head;
     const K* keys;  // [blocks, kv_heads, block_size, head_dim], or codes [..., head_dim + 4]
-    int64_t k_stride_block;
-    int64_t k_stride_head;
-    int64_t k_stride_token;
+    int64_t keys_stride_block;
+    int64_t keys_stride_head;
+    int64_t keys_stride_token;
     const K* values;
-    int64_t v_stride_block;
-    int64_t v_stride_head;
-    int64_t v_stride_token;
+    int64_t values_stride_block;
+    int64_t values_stride_head;
+    int64_t values_stride_token;
     const int32_t* query_start;  // [seqs + 1]
     const int32_t* seq_lens;     // [seqs]
     const int32_t* block_table;  // [seqs, columns]
-    int64_t table_stride;
+    int64_t block_table_stride;
     int64_t block_size;
     int64_t q_heads;
     int64_t kv_heads;
@@ -44,7 +44,7 @@ struct Attention {
     int64_t window;  // 0: none
     double scale;
     double soft_cap;  // 0: none
-    const T* sinks;   // [q_heads]; null: none
+    OrNull<const T> sinks;  // [q_heads]
 
     int64_t group() const { return q_heads / kv_heads; }
     int64_t positions_per_tile() const { return std::max<int64_t>(1, TILE_ROWS / group()); }

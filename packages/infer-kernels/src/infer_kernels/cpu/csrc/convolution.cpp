@@ -29,7 +29,7 @@ struct Convolution {
     int64_t state_stride_row;
     const T* weight;  // [channels, width]
     int64_t weight_stride;
-    const T* bias;  // null: none
+    OrNull<const T> bias;
     int64_t channels;
     int64_t width;
     int64_t has_silu;

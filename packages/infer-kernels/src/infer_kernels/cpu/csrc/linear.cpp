@@ -14,7 +14,7 @@ struct Linear {
     const T* x;
     int64_t x_stride;
     const T* panels;  // see product.h; outputs beyond the last are zeros
-    const T* bias;    // [outputs], or null
+    OrNull<const T> bias;  // [outputs]
     int64_t inputs;
     int64_t outputs;
 };
@@ -92,7 +92,7 @@ struct Pack {
     Rows panels;
     T* packed;
     const T* weight;  // [outputs, inputs]
-    int64_t stride;
+    int64_t weight_stride;
     int64_t inputs;
     int64_t outputs;
 };
@@ -105,7 +105,7 @@ void pack(const void* arguments, Team& team) {
             int64_t first = panel * PANEL + 16 * part;
             copy_tile<16>(
                 a.packed + panel * panel_size<NARROW, T>(a.inputs) + part * 16 * INPUTS_TOGETHER<T>, PANEL * INPUTS_TOGETHER<T>,
-                [&](int64_t row) { return a.weight + (first + row) * a.stride; }, a.inputs, a.outputs - first);
+                [&](int64_t row) { return a.weight + (first + row) * a.weight_stride; }, a.inputs, a.outputs - first);
         }
     }
 }

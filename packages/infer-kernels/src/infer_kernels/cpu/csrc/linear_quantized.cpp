@@ -12,7 +12,7 @@ struct LinearQuantized {
     const T* x;
     int64_t x_stride;
     const uint8_t* panels;
-    const T* bias;  // [outputs], or null
+    OrNull<const T> bias;  // [outputs]
     int64_t outputs;
     QuantizedLayout layout;
 };
@@ -49,16 +49,16 @@ struct PackQuantized {
     Rows panels;
     uint8_t* packed;
     const uint8_t* values;  // [outputs, bytes of a row's codes]
-    int64_t values_stride;
+    int64_t values_row_bytes;
     const uint8_t* scales;  // [outputs, groups], of the layout's type
-    int64_t scales_stride;  // in bytes, as all
-    // [outputs, groups] zeros, of int8 signed, of int4 unsigned bytes, or minimums as scales are; or null
-    const uint8_t* beside;
-    int64_t beside_stride;
-    const uint8_t* factors;  // [outputs, blocks] fp16, of scales; null where they are not bytes
-    int64_t factors_stride;
-    const uint8_t* minimum_factors;  // likewise, where there are minimums too
-    int64_t minimum_factors_stride;
+    int64_t scales_row_bytes;
+    // [outputs, groups] zeros, of int8 signed, of int4 unsigned bytes, or minimums as scales are
+    OrNull<const uint8_t> beside;
+    int64_t beside_row_bytes;
+    OrNull<const uint8_t> factors;  // [outputs, blocks] fp16, of scales
+    int64_t factors_row_bytes;
+    OrNull<const uint8_t> minimum_factors;  // likewise, where there are minimums too
+    int64_t minimum_factors_row_bytes;
     int64_t outputs;
     QuantizedLayout layout;
 };
@@ -87,17 +87,17 @@ void copy_column(uint8_t* to, const uint8_t* from, int64_t stride, int64_t outpu
 void pack_scales(const PackQuantized& a, uint8_t* to, int64_t first_output, int64_t outputs, int64_t group) {
     const QuantizedLayout& layout = a.layout;
     int64_t width = layout.scale_width();
-    copy_column(to, a.scales + first_output * a.scales_stride + group * width, a.scales_stride, outputs, width);
+    copy_column(to, a.scales + first_output * a.scales_row_bytes + group * width, a.scales_row_bytes, outputs, width);
     if (int32_t times = traits_of(layout.encoding).times; times != 1) {
         store16((float*)to, load16((const float*)to) / (float)times);
         store16((float*)to + 16, load16((const float*)to + 16) / (float)times);
     }
     to += PANEL * width;
     if (layout.beside == Beside::MINIMUMS)
-        copy_column(to, a.beside + first_output * a.beside_stride + group * width, a.beside_stride, outputs, width);
+        copy_column(to, a.beside + first_output * a.beside_row_bytes + group * width, a.beside_row_bytes, outputs, width);
     if (layout.beside == Beside::ZEROS) {
         for (int64_t i = 0; i < outputs; i++) {
-            uint8_t zero = a.beside[(first_output + i) * a.beside_stride + group];
+            uint8_t zero = a.beside[(first_output + i) * a.beside_row_bytes + group];
             uint16_t stored = layout.encoding == Encoding::INT8 ? zero ^ 0x80 : zero;
             std::memcpy(to + 2 * i, &stored, 2);
         }
@@ -116,16 +116,16 @@ void pack_weight(const void* arguments, Team& team) {
             int64_t first = group * layout.group_size, size = std::min(layout.group_size, layout.inputs - first);
             if (int64_t factor_bytes = layout.factors_before(group)) {
                 int64_t at = first / BLOCK * 2;
-                copy_column(to, a.factors + first_output * a.factors_stride + at, a.factors_stride, count, 2);
+                copy_column(to, a.factors + first_output * a.factors_row_bytes + at, a.factors_row_bytes, count, 2);
                 if (layout.beside == Beside::MINIMUMS)
-                    copy_column(to + PANEL * 2, a.minimum_factors + first_output * a.minimum_factors_stride + at,
-                                a.minimum_factors_stride, count, 2);
+                    copy_column(to + PANEL * 2, a.minimum_factors + first_output * a.minimum_factors_row_bytes + at,
+                                a.minimum_factors_row_bytes, count, 2);
                 to += factor_bytes;
             }
             int64_t words = layout.padded_inputs(group) * layout.bits() / 32, bytes = (size * layout.bits() + 7) / 8;
             for (int64_t word = 0; word < words; word++, to += PANEL * 4) {
                 for (int64_t i = 0; i < count; i++) {
-                    const uint8_t* row = a.values + (first_output + i) * a.values_stride + first * layout.bits() / 8;
+                    const uint8_t* row = a.values + (first_output + i) * a.values_row_bytes + first * layout.bits() / 8;
                     uint32_t codes = load_codes(row + 4 * word, bytes - 4 * word);
                     bool is_upper = is_int6 && word % 3 == 2;  // the same in both orders
                     codes = is_int8 ? codes ^ 0x80808080u : is_upper ? codes : split_halves(codes);
@@ -144,7 +144,7 @@ struct EmbeddingQuantized {
     T* out;
     int64_t out_stride;
     const void* ids;
-    int64_t id_bytes;  // 4 or 8
+    int64_t ids_bytes;  // 4 or 8
     const uint8_t* panels;
     int64_t vocab;
     double scale;
@@ -167,7 +167,7 @@ void embedding_quantized(const void* arguments, Team& team) {
     const QuantizedLayout& layout = a.layout;
     int64_t panel_bytes = layout.panel_bytes();
     for_rows(team, a.rows.count(), [&](int64_t row) {
-        int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
+        int64_t id = a.ids_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
         T* out = a.out + row * a.out_stride;
         bool is_known = id >= 0 && id < a.vocab;  // a step that is replayed cannot raise an error
         const uint8_t* at = a.panels + (is_known ? id / PANEL * panel_bytes : 0);

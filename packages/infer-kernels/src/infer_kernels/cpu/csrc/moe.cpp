@@ -20,7 +20,7 @@ namespace {
 struct Group {
     Rows tokens;
     const void* ids;  // [tokens, chosen]
-    int64_t id_bytes;  // 4 or 8
+    int64_t ids_bytes;  // 4 or 8
     int64_t chosen;    // experts of a token
     int64_t experts;
     Routing routing;
@@ -31,7 +31,7 @@ void group(const void* arguments, Team& team) {
     if (team.take() > 0) return;  // one thread: counting is nothing beside the products
     int64_t pairs = a.tokens.count() * a.chosen;
     auto expert_of = [&](int64_t pair) {
-        int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[pair] : ((const int64_t*)a.ids)[pair];
+        int64_t id = a.ids_bytes == 4 ? ((const int32_t*)a.ids)[pair] : ((const int64_t*)a.ids)[pair];
         return id >= 0 && id < a.experts ? id : -1;
     };
     int32_t* ends = a.routing.ends;
@@ -67,7 +67,7 @@ struct Products {
     const T* x;  // [tokens, inputs], or, where `chosen` is 0, [places, inputs]
     int64_t x_stride;
     const T* panels;  // [experts] layers in panels
-    const T* bias;    // [experts, outputs], or null
+    OrNull<const T> bias;  // [experts, outputs]
     int64_t bias_stride;
     int64_t inputs;
     int64_t outputs;

@@ -12,7 +12,7 @@ struct ProductsQuantized {
     const T* x;  // [tokens, inputs], or, where `chosen` is 0, [places, inputs]
     int64_t x_stride;
     const uint8_t* panels;  // [experts] layers in panels
-    const T* bias;          // [experts, outputs], or null
+    OrNull<const T> bias;  // [experts, outputs]
     int64_t bias_stride;
     int64_t outputs;
     int64_t chosen;

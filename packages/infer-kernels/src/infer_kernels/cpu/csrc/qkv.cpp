@@ -14,33 +14,33 @@ constexpr int MOST_HEAD_DIM = 1024;
 template <class T, class K>
 struct Prepare {
     Rows rows;
-    T* q;  // [tokens, q_heads, head_dim]; null: queries are left alone
+    OrNull<T> q;  // [tokens, q_heads, head_dim]; null: they are left alone
     int64_t q_stride_token;
     int64_t q_stride_head;
     const T* qkv;  // [tokens, q_heads + 2 * kv_heads, head_dim]
     int64_t qkv_stride_token;
     int64_t qkv_stride_head;
-    K* keys;  // [blocks, kv_heads, block_size, head_dim], or codes [..., head_dim + 4]
-    int64_t k_stride_block;
-    int64_t k_stride_head;
-    int64_t k_stride_token;
-    K* values;
-    int64_t v_stride_block;
-    int64_t v_stride_head;
-    int64_t v_stride_token;
-    const void* slots;  // [tokens]; negative: not stored
-    int64_t slot_bytes;
+    OrNull<K> keys;  // [blocks, kv_heads, block_size, head_dim], or codes [..., head_dim + 4]
+    int64_t keys_stride_block;
+    int64_t keys_stride_head;
+    int64_t keys_stride_token;
+    OrNull<K> values;
+    int64_t values_stride_block;
+    int64_t values_stride_head;
+    int64_t values_stride_token;
+    OrNull<const void> slots;  // [tokens]; negative: not stored
+    int64_t slots_bytes;
     int64_t block_size;
     int64_t q_heads;
     int64_t kv_heads;
     int64_t head_dim;
-    const void* positions;  // [tokens]; null: no rotation
-    int64_t position_bytes;
-    const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines
+    OrNull<const void> positions;  // [tokens]; null: no rotation
+    int64_t positions_bytes;
+    OrNull<const float> cos_sin;  // [positions, rotary_dim]: cosines, then sines
     int64_t cos_sin_stride;
     int64_t rotary_dim;  // elements of a head that are rotated, the first ones
-    const T* q_weight;  // [head_dim]; null: no norm
-    const T* k_weight;
+    OrNull<const T> q_weight;  // [head_dim]; null: no norm
+    OrNull<const T> k_weight;
     double eps;
     int64_t is_gemma;
 };
@@ -88,7 +88,7 @@ void prepare_head(const Prepare<T, K>& a, T* out, const T* x, const T* weight, i
         for (int64_t i = 0; i < size; i += 16) store_some(out + i, load_vector<Floats>(head + i), size - i);
         return;
     }
-    const float* cos = a.cos_sin + integer_at(a.positions, a.position_bytes, token) * a.cos_sin_stride;
+    const float* cos = a.cos_sin + integer_at(a.positions, a.positions_bytes, token) * a.cos_sin_stride;
     const float* sin = cos + half;
     for (int64_t i = 0; i < half; i += 16) {
         int64_t left = half - i;
@@ -113,12 +113,12 @@ void qk_norm_rope_store(const void* arguments, Team& team) {
                 if (a.q) prepare_head(a, a.q + token * a.q_stride_token + head * a.q_stride_head, x, a.q_weight, token);
                 continue;
             }
-            int64_t slot = integer_at(a.slots, a.slot_bytes, token);
+            int64_t slot = integer_at(a.slots, a.slots_bytes, token);
             if (slot < 0) continue;
             int64_t block = slot / a.block_size, offset = slot % a.block_size;
             head -= a.q_heads;
             if (head < a.kv_heads) {
-                K* to = a.keys + block * a.k_stride_block + head * a.k_stride_head + offset * a.k_stride_token;
+                K* to = a.keys + block * a.keys_stride_block + head * a.keys_stride_head + offset * a.keys_stride_token;
                 if constexpr (std::is_same_v<K, T>) {
                     prepare_head(a, to, x, a.k_weight, token);
                 } else {
@@ -128,7 +128,7 @@ void qk_norm_rope_store(const void* arguments, Team& team) {
                 }
             } else {
                 head -= a.kv_heads;
-                K* to = a.values + block * a.v_stride_block + head * a.v_stride_head + offset * a.v_stride_token;
+                K* to = a.values + block * a.values_stride_block + head * a.values_stride_head + offset * a.values_stride_token;
                 if constexpr (std::is_same_v<K, T>)
                     std::memcpy(to, x, a.head_dim * sizeof(T));
                 else

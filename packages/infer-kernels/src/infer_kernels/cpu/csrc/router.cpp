@@ -11,8 +11,8 @@ struct Router {
     int32_t* ids;    // [tokens, chosen]
     float* weights;  // [tokens, chosen]
     const T* logits;
-    int64_t stride;
-    const T* scales;  // [experts], multiply their weights, or null
+    int64_t logits_stride;
+    OrNull<const T> scales;  // [experts], multiply their weights
     int64_t experts;
     int64_t chosen;    // of a token
     int64_t over_all;  // weights are shares of all experts, not of the chosen
@@ -36,7 +36,7 @@ template <class T>
 void router(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Router<T>*>(arguments);
     for_rows(team, a.tokens.count(), [&](int64_t token) {
-        const T* logits = a.logits + token * a.stride;
+        const T* logits = a.logits + token * a.logits_stride;
         int32_t* ids = a.ids + token * a.chosen;
         float* weights = a.weights + token * a.chosen;  // until the end, the largest logits so far in order
         int64_t found = 0;

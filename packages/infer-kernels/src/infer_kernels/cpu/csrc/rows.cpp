@@ -10,21 +10,21 @@ namespace {
 template <class T>
 struct Norm {
     Rows rows;
-    T* out;  // [rows, heads, hidden]; null: the sum alone is wanted
+    OrNull<T> out;  // [rows, heads, hidden]; null: the sum alone is wanted
     int64_t out_stride;
     int64_t out_stride_head;
     const T* x;
     int64_t x_stride;
     int64_t x_stride_head;
-    const T* weight;
-    const T* residual;  // null: x alone is normalized
+    OrNull<const T> weight;
+    OrNull<const T> residual;  // null: x alone is normalized
     int64_t residual_stride;
     int64_t residual_stride_head;
     T* residual_out;
     int64_t residual_out_stride;
     int64_t residual_out_stride_head;
-    const T* post_weight;  // null: x is added as it is, otherwise normalized
-    const T* scale;        // multiplies the sum; null: 1
+    OrNull<const T> post_weight;  // null: x is added as it is, otherwise normalized
+    OrNull<const T> scale;        // multiplies the sum
     int64_t heads;
     int64_t hidden;
     double eps;
@@ -191,7 +191,7 @@ struct SigmoidGate {
     int64_t x_stride;
     const T* gate;  // [tokens, width], or one of each row
     int64_t gate_stride;
-    const T* addend;  // null: none
+    OrNull<const T> addend;
     int64_t addend_stride;
     int64_t width;
     int64_t is_one_of_row;
@@ -222,7 +222,7 @@ struct Embedding {
     T* out;
     int64_t out_stride;
     const void* ids;
-    int64_t id_bytes;  // 4 or 8
+    int64_t ids_bytes;  // 4 or 8
     const T* weight;
     int64_t weight_stride;
     int64_t vocab;
@@ -234,7 +234,7 @@ template <class T>
 void embedding(const void* arguments, Team& team) {
     const auto& a = *static_cast<const Embedding<T>*>(arguments);
     for_rows(team, a.rows.count(), [&](int64_t row) {
-        int64_t id = a.id_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
+        int64_t id = a.ids_bytes == 4 ? ((const int32_t*)a.ids)[row] : ((const int64_t*)a.ids)[row];
         T* out = a.out + row * a.out_stride;
         if (id < 0 || id >= a.vocab) {  // a step that is replayed cannot raise an error
             for (int64_t i = 0; i < a.hidden; i += 16) store_some(out + i, splat(__builtin_nanf("")), a.hidden - i);

@@ -112,8 +112,18 @@ class Team {
     Prefetched prefetched_{};
 };
 
-// The arguments of a kernel are words of eight bytes: pointers, integers and doubles, in the order of a struct. The
-// number of rows comes first: `*rows_at` where that is given, because a captured step has other rows at each replay.
+// The arguments of a kernel are words of eight bytes: pointers, integers and doubles. Python reads the fields of their struct
+// from its declaration (see `arguments.py`), where names have a meaning:
+//
+//     x                 a tensor, by its address; OrNull: it may be left out
+//     x_stride...       its strides, from the first dimension on
+//     x_bytes           bytes of an element
+//     x_row_bytes       bytes from a row to the next
+//
+// The number of rows comes first: `*at` where that is given, because a captured step has other rows at each replay.
+template <class T>
+using OrNull = T*;
+
 struct Rows {
     int64_t fixed;
     const int64_t* at;

@@ -1,13 +1,12 @@
-"""Weights of four to eight bits on a CPU: arguments as the C++ structs of `csrc/linear_quantized.cpp`. Unchecked."""
-
-from struct import Struct
+"""Weights of four to eight bits on a CPU: the kernels of `csrc/linear_quantized.cpp`. Unchecked."""
 
 import torch
 from torch import Tensor
 
+from infer_kernels.cpu.arguments import Arguments
 from infer_kernels.cpu.calls import ask, empty, run
 from infer_kernels.cpu.huge_pages import empty_in_huge_pages
-from infer_kernels.cpu.packed_weight import LAYOUT, PANEL, PackedQuantizedExperts, PackedQuantizedWeight
+from infer_kernels.cpu.packed_weight import PANEL, PackedQuantizedExperts, PackedQuantizedWeight, QuantizedLayout
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.cpu import flat_rows
 from infer_kernels.quantization.encodings import ENCODINGS, Encoding, panel_kinds
@@ -16,9 +15,9 @@ from infer_kernels.quantization.quantized_weight import QuantizedWeight
 _PANELS = tuple(panel_kinds())
 _SCALES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 """`ScaleType` of dtypes; panels have fp32 scales of encodings whose own are others."""
-_LAYOUT = Struct(LAYOUT)
-_PACK = Struct("PPqPqPqPqPqq" + LAYOUT)
-_LINEAR = Struct("PqPqPPq" + LAYOUT)
+_LAYOUT = Arguments("QuantizedLayout")
+_PACK = Arguments("PackQuantized")
+_LINEAR = Arguments("LinearQuantized")
 
 
 def can_pack(encoding: Encoding, *, group_size: int, in_features: int) -> bool:
@@ -58,45 +57,50 @@ def linear(x: Tensor, weight: PackedQuantizedWeight, bias: Tensor | None) -> Ten
     flat = flat_rows(x, weight.in_features)
     out = empty((len(flat), weight.out_features), x.dtype)
     arguments = _LINEAR.pack(
-        out.data_ptr(),
-        out.stride(0),
-        flat.data_ptr(),
-        flat.stride(0),
-        weight.panels.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        weight.out_features,
-        *weight.layout,
+        out=out, x=flat, panels=weight.panels, bias=bias, outputs=weight.out_features, layout=weight.layout
     )
     run("linear_quantized", x.dtype, len(flat), arguments, work=weight.panels.numel(), panels=weight.panels)
     return out.view(*x.shape[:-1], weight.out_features)
 
 
-def _empty_panels(layout: tuple[int, ...], *rows: int) -> Tensor:
+def _empty_panels(layout: QuantizedLayout, *rows: int) -> Tensor:
     """Return memory for the panels of a weight with these `rows`, [..., out_features]."""
     *experts, out_features = rows
-    panel_bytes = ask("panel_bytes", _LAYOUT.pack(*layout))
+    panel_bytes = ask("panel_bytes", _LAYOUT.pack(**layout._asdict()))
     return empty_in_huge_pages((*experts, cdiv(out_features, PANEL), panel_bytes), torch.uint8)
 
 
-def _layout(weight: QuantizedWeight) -> tuple[int, int, int, int, int]:
-    """Return the fields of `QuantizedLayout`."""
+def _layout(weight: QuantizedWeight) -> QuantizedLayout:
     panel = ENCODINGS[weight.encoding].panel
     assert panel is not None, f"C++ kernels do not multiply {weight.encoding}"
-    beside = 2 if weight.minimums is not None else 0 if weight.zeros is None else 1  # `Beside`
-    return weight.in_features, weight.group_size, _PANELS.index(panel.name), beside, _SCALES.get(weight.scales.dtype, 0)
+    return QuantizedLayout(
+        inputs=weight.in_features,
+        group_size=weight.group_size,
+        encoding=_PANELS.index(panel.name),
+        beside=2 if weight.minimums is not None else 0 if weight.zeros is None else 1,
+        scales=_SCALES.get(weight.scales.dtype, 0),
+    )
 
 
-def _pack_into(panels: Tensor, weight: QuantizedWeight, layout: tuple[int, ...]) -> None:
-    scales = weight.scales if weight.scales.dtype in _SCALES else weight.scale_numbers
-    beside = weight.zeros if weight.minimums is None else weight.minimums
-    tensors = [
-        each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous()
-        for each in (weight.values, scales, beside, weight.scale_factors, weight.minimum_factors)
-    ]
-    places = [
-        place
-        for each in tensors
-        for place in ((0, 0) if each is None else (each.data_ptr(), each.stride(0) * each.element_size()))
-    ]
-    arguments = _PACK.pack(panels.data_ptr(), *places, weight.out_features, *layout)
+def _pack_into(panels: Tensor, weight: QuantizedWeight, layout: QuantizedLayout) -> None:
+    given = (
+        weight.values,
+        weight.scales if weight.scales.dtype in _SCALES else weight.scale_numbers,
+        weight.zeros if weight.minimums is None else weight.minimums,
+        weight.scale_factors,
+        weight.minimum_factors,
+    )
+    values, scales, beside, factors, minimum_factors = (
+        each if each is None or each.stride(-1) == 1 or each.shape[-1] == 1 else each.contiguous() for each in given
+    )
+    arguments = _PACK.pack(
+        packed=panels,
+        values=values,
+        scales=scales,
+        beside=beside,
+        factors=factors,
+        minimum_factors=minimum_factors,
+        outputs=weight.out_features,
+        layout=layout,
+    )
     run("pack_quantized", None, len(panels), arguments, work=panels.numel())
