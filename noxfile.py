@@ -174,39 +174,17 @@ def tests_bench(session: nox.Session) -> None:
     run_tests(session, "-m", "not full", "benchmarks/tests")
 
 
-_IMPORTS = "from infer_kernels.cpu import library; from infer_kernels.cpu.compilation import ELEMENTS"
-HAS_CPU_KERNELS = ("python", "-c", f"{_IMPORTS}; assert all(library(dtype) for dtype in ELEMENTS)")
-"""Compiles the kernels of all dtypes, one after another: in tests it would be within their limits of time."""
-CPU_KERNEL_TESTS = [
-    f"packages/infer-kernels/tests/{name}.py"
-    for name in (
-        "attention/test_cpu_attention",
-        "qkv/test_kv_codes",
-        "cpu/test_prepack",
-        "cpu/test_captured_step",
-        "moe/test_packed_experts",
-        "linear/test_cpu_quantized",
-        "linear/test_outliers",
-        "linear/test_small_scales",
-        "moe/test_quantized_experts",
-        "qkv/test_partial_rotary",
-        "norm/test_norm_over_heads",
-        "ops/test_attention",
-        "ops/test_attention_bits",
-        "ops/test_attention_sinks",
-        "ops/test_eight_bit_caches",
-        "ops/test_fused_moe",
-        "ops/test_moe_router",
-        "ops/test_norms",
-        "ops/test_rotary",
-        "ops/test_stores_and_gates",
-        "states/test_captured_states",
-        "states/test_convolutions",
-        "states/test_gated_delta_rule",
-        "states/test_state_gates",
-        "cpu/test_cpu_amx",
-    )
-]
+WITHOUT_FP16 = ("float32", "bfloat16")
+"""Where only products or memory matter: fp16 has rows like those of bf16, and panels like those of fp32."""
+ALL_DTYPES = (*WITHOUT_FP16, "float16")
+
+
+def has_cpu_kernels(dtypes: tuple[str, ...] = ALL_DTYPES) -> tuple[str, ...]:
+    """Return a command that compiles the kernels of some dtypes: in tests it would be within their limits of time."""
+    return "python", "-c", f"from infer_kernels.cpu import library; assert all(map(library, {dtypes}))"
+
+
+NOT_PYTORCH = ("-k", "not pytorch")  # the cases in which plain PyTorch computes, without the kernels
 AMX_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
     for name in (
@@ -240,6 +218,7 @@ INSTRUCTION_SET_TESTS = [
     )
 ]
 """What differs by instruction set: each op's values in a few calls, bits, matrix instructions and codes of 8 bits."""
+SANITIZED_TESTS = [*INSTRUCTION_SET_TESTS, "packages/infer-kernels/tests/cpu/test_captured_step.py"]
 CPU_KERNEL_SOURCES = "packages/infer-kernels/src/infer_kernels/cpu/csrc"
 
 
@@ -262,8 +241,8 @@ COMPUTES_WITH = {
     [
         nox.param("-march=x86-64-v4", id="x86-64-v4"),
         nox.param("-march=x86-64-v3", id="x86-64-v3"),
-        nox.param(AVX_VNNI, id="avx-vnni"),
         nox.param("-march=x86-64", id="x86-64"),
+        nox.param(AVX_VNNI, id="avx-vnni"),
         nox.param("-mno-amx-bf16", id="without-amx"),
         nox.param(EMULATED_AMX, id="emulated-amx"),
         nox.param(AMX_INSTRUCTIONS, id="trapped-amx"),
@@ -287,7 +266,8 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
     if flags == "-mno-amx-bf16" and not has_amx:
         session.skip("this CPU has no AMX: `tests` runs without")
     sync_package(session, "kernels")
-    env = {"INFER_CPU_KERNELS_FLAGS": flags}
+    dtypes = ALL_DTYPES if flags in ("-march=x86-64-v3", "-march=x86-64") else WITHOUT_FP16
+    env = {"INFER_CPU_KERNELS_FLAGS": flags, "INFER_TESTED_DTYPES": " ".join(dtypes)}
     options: tuple[str, ...] = ()
     if flags == AMX_INSTRUCTIONS:
         traps = Path(session.create_tmp()).resolve() / "amx_traps.so"
@@ -296,19 +276,18 @@ def instruction_sets(session: nox.Session, flags: str) -> None:
         session.run(*command, *sources, "-o", str(traps), external=True)
         env["LD_PRELOAD"] = str(traps)
         options = ("-p", "no:faulthandler")  # whose handler would take the place of ours
-    session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
+    session.run(*has_cpu_kernels(dtypes), env=env)  # without them the tests would be skipped
     if flags in COMPUTES_WITH:
         found = "from infer_kernels.cpu import library; found = library('bfloat16').instruction_set"
         session.run("python", "-c", f"{found}; assert found == '{COMPUTES_WITH[flags]}', found", env=env)
-    options += ("-k", "not pytorch")  # plain PyTorch computes without the kernels
-    run_tests(session, "-m", "not full", *options, *INSTRUCTION_SET_TESTS, env=env)
+    run_tests(session, "-m", "not full", *NOT_PYTORCH, *options, *INSTRUCTION_SET_TESTS, env=env)
 
 
 @nox.session
 def compilers(session: nox.Session) -> None:
     """The C++ kernels by each compiler that is installed, and by that of `ziglang`: the same bits in all dtypes."""
     sync(session, "--package", "infer-kernels", "--group", "test", "--extra", "compiler")
-    session.run(*HAS_CPU_KERNELS)  # without them the tests would be skipped
+    session.run(*has_cpu_kernels())  # without them the tests would be skipped
     session.run(*PYTEST, "packages/infer-kernels/tests/cpu/test_compilers.py", *session.posargs, env=TEST_ENV)
 
 
@@ -343,11 +322,14 @@ def sanitizers(session: nox.Session) -> None:
         for name in ("libasan.so", "libstdc++.so")  # the second for exceptions that PyTorch throws
     ]
     env = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}  # the interpreter's
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g"
-    for tests, more_flags in ((CPU_KERNEL_TESTS, ""), (AMX_TESTS, EMULATED_AMX)):
-        env["INFER_CPU_KERNELS_FLAGS"] = f"{flags} {more_flags}"
-        session.run(*HAS_CPU_KERNELS, env=env)  # without them the tests would be skipped
-        run_tests(session, "-m", "not full", *tests, env=env)
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g1"
+    for tests, more_flags, dtypes in (
+        (SANITIZED_TESTS, "", WITHOUT_FP16),
+        (AMX_TESTS, EMULATED_AMX, ("bfloat16",)),
+    ):
+        env |= {"INFER_CPU_KERNELS_FLAGS": f"{flags} {more_flags}", "INFER_TESTED_DTYPES": " ".join(dtypes)}
+        session.run(*has_cpu_kernels(dtypes), env=env)  # without them the tests would be skipped
+        run_tests(session, "-m", "not full", *NOT_PYTORCH, *tests, env=env)
 
 
 ARM_CPUS = {"neoverse-v1": "+nobf16", "neoverse-n1": "", "cortex-a72": ""}
@@ -481,7 +463,7 @@ def alone(session: nox.Session) -> None:
         session.run("python", "-c", "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('numpy')))")
         session.run("python", "-c", snippet)
         if shutil.which("c++"):  # the sources are in the wheel
-            session.run(*HAS_CPU_KERNELS)
+            session.run(*has_cpu_kernels())
 
 
 @nox.session

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from infer_kernels.cpu import library
+from infer_kernels.cpu.compilation import ELEMENTS
 from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 
+TESTED_DTYPES = os.environ.get("INFER_TESTED_DTYPES", " ".join(ELEMENTS)).split()
+"""Dtypes whose C++ kernels are tested; those of others are not compiled."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TESTS = Path(__file__).parent
 ON_CPU = [pytest.param("c++", marks=needs_cpu_kernels), "pytorch"]
@@ -22,6 +26,16 @@ if INTERPRETED:
     from infer_proofs.kernels.interpreted.interpreter import interpret_kernels
 
     interpret_kernels()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tested_dtypes() -> Iterator[None]:
+    """Ops in other dtypes than `TESTED_DTYPES` compute with plain PyTorch, so that nothing is compiled for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "infer_kernels.dispatch.library", lambda dtype: library(dtype) if dtype in TESTED_DTYPES else None
+        )
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +70,17 @@ def compute_with(path: str) -> Iterator[str]:
         yield path
 
 
+def has_untested_dtype(item: pytest.Item) -> bool:
+    """Return whether a test is that of a dtype which is left out."""
+    params = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    dtypes = {str(each).removeprefix("torch.") for each in params if isinstance(each, torch.dtype)}
+    return bool(dtypes & (ELEMENTS.keys() - set(TESTED_DTYPES)))
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that this process cannot run."""
+    """Leave out the tests of dtypes that are not wanted, and skip those that this process cannot run."""
+    items[:] = [item for item in items if not has_untested_dtype(item)]
     for item in items:
         if not item.path.is_relative_to(TESTS) or item.path.is_relative_to(TESTS / "ops"):
             continue

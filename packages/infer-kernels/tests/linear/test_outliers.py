@@ -110,9 +110,9 @@ def test_bits_are_those_of_the_formula_on_every_instruction_set(encoding: Encodi
             x[row, torch.randperm(in_features)[: row % 13]] *= 10.0 ** (row % 5)
         x[64] = torch.eye(in_features)[5] * -3.0
         bias = torch.randn(70)
+        expected = step_by_step(x, weight, bias)
         for rows in (1, 2, 5, 12, 17, 67):
-            actual, expected = linear(x[-rows:], prepack(weight), bias), step_by_step(x[-rows:], weight, bias)
-            assert torch.equal(actual, expected), rows
+            assert torch.equal(linear(x[-rows:], prepack(weight), bias), expected[-rows:]), rows
 
 
 def digits_of(codes: Tensor) -> list[Tensor]:

@@ -45,7 +45,7 @@ def test_a_replay_of_any_number_of_rows_gives_the_same_bits(dtype: torch.dtype) 
 
 
 def test_a_replay_reads_no_routing_of_rows_that_it_has_not() -> None:
-    layer, step = Layer(torch.float32), CapturedStep(MAX_ROWS)
+    layer, step = Layer(torch.bfloat16), CapturedStep(MAX_ROWS)
     ids, weights = layer.drawn.expert_ids.clone(), layer.drawn.expert_weights
     with step.recording():
         out = fused_moe(layer.drawn.x, layer.gate_up, layer.down, ids, weights, activation="silu_and_mul")
@@ -69,7 +69,7 @@ def test_each_expert_lies_as_a_packed_weight_does(dtype: torch.dtype) -> None:
 
 
 def test_packed_and_plain_weights_are_not_mixed() -> None:
-    drawn = random_experts(tokens=3, **SIZES, dtype=torch.float32)
+    drawn = random_experts(tokens=3, **SIZES, dtype=torch.bfloat16)
     routing = drawn.expert_ids, drawn.expert_weights
     with pytest.raises(TypeError, match="One of `gate_up` and `down` is packed"):
         fused_moe(drawn.x, prepack_experts(drawn.gate_up), drawn.down, *routing, activation="silu_and_mul")
