@@ -25,23 +25,23 @@ BEYOND_SCHEMAS = re.compile(
       context_length_exceeded\ (max_tokens|prompt|messages|input)
     | model_not_found\ model
     | invalid_value\ (prompt|tokens)               # a token id outside the vocabulary, or a prompt too long for 64 bits
-    | invalid_value\ (min_tokens|max_tokens|max_completion_tokens|n_predict)  # one larger than the other, or 0
-    | invalid_value\ (stream_options|top_logprobs) # without `stream`, `logprobs`
-    | invalid_value\ (messages|add_\w+|chat_template_kwargs|documents)  # fields for `messages` or `prompt`, and both
+    | (conflicting_fields|integer_below_min_value)\ (min_tokens|max_tokens|max_completion_tokens|n_predict)  # or 0
+    | (invalid_value|conflicting_fields)\ (stream_options|top_logprobs) # without `stream`, `logprobs`
+    | (invalid_value|conflicting_fields)\ (messages|add_\w+|chat_template_kwargs|documents)  # or `prompt`
     | missing_field\ prompt                        # and no `messages`
-    | invalid_value\ (guided_\w+|structured_outputs|grammar|json_schema|response_format) # more than one, or none
+    | (conflicting_fields|invalid_\w+)\ (guided_\w+|structured_outputs|grammar|json_schema|response_format)
     | unsupported_value\ response_format\.format   # tags with more than schemas
     | unknown_field\ [\s\S]*                       # in `extra_body`
     | unsupported_value\ best_of                   # not the value of `n`
-    | (invalid_value|unsupported_value)\ (suffix|echo)  # of token ids, and both
-    | invalid_value\ (allowed_token_ids|bad_words)  # beside a grammar, or one leaves nothing of the other
+    | (conflicting_fields|unsupported_value|invalid_value)\ (suffix|echo)  # of token ids, and both
+    | (invalid_value|conflicting_fields)\ (allowed_token_ids|bad_words)  # nothing is left
     | unsupported_value\ (repeat_last_n|penalty_last_n|repetition_penalty_range|rep_pen_range)  # beside a penalty
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
     | unsupported_value\ (tools\[0\]|tool_choice)\.type  # nothing that can be called
-    | invalid_value\ (tools\S*|tool_choice)         # tools of one name, or none of that
+    | (invalid_value|invalid_json_schema|conflicting_fields)\ (tools\S*|tool_choice)  # of one name, or none
     | unsupported_value\ (messages|input)\[\d+\]\.(content|output)\[\d+\](\.type)?  # parts that only answers have
-    | invalid_value\ (continue_final_message|add_generation_prompt)  # no message to continue
-    | (invalid_value|missing_field)\ function(s|_call)\S*  # beside `tools`, of one name, or none of that
+    | (invalid_value|conflicting_fields)\ (continue_final_message|add_generation_prompt)  # no message to continue
+    | (invalid_value|missing_field|conflicting_fields)\ function(s|_call)\S*  # beside `tools`
     | empty_prompt\ input                         # no item that counts
     | (previous_response|item)_not_found\ \S+     # of another server, or before a restart
     | missing_field\ (input|tool_choice)\S*       # fields that belong to one type
@@ -54,7 +54,7 @@ BEYOND_SCHEMAS = re.compile(
     re.VERBOSE,
 )
 OTHER_NAMES = re.compile(  # beside the field that they mean
-    f"(invalid_value|invalid_request_error) ({'|'.join(other_names(ForeignFields))})"
+    f"(conflicting_fields|invalid_value|invalid_request_error) ({'|'.join(other_names(ForeignFields))})"
 )
 
 

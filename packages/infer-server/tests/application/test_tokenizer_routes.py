@@ -49,13 +49,13 @@ async def test_detokenize_returns_the_text(client: httpx.AsyncClient) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("/tokenize", {}, 400, "missing_field", "prompt"),
-    ("/tokenize", {"prompt": "x", "messages": HI}, 400, "invalid_value", "messages"),
+    ("/tokenize", {"prompt": "x", "messages": HI}, 400, "conflicting_fields", "messages"),
     ("/tokenize", {"prompt": ["x"]}, 400, "invalid_type", "prompt"),
     ("/tokenize", {"prompt": "x", "bogus": 1}, 400, "unknown_field", "bogus"),
-    ("/tokenize", {"prompt": "x", "continue_final_message": True}, 400, "invalid_value", "continue_final_message"),
+    ("/tokenize", {"prompt": "x", "continue_final_message": True}, 400, "conflicting_fields", "continue_final_message"),
     ("/tokenize", {"messages": HI, "chat_template": "x"}, 400, "unsupported_value", "chat_template"),
     ("/detokenize", {"tokens": [1], "truncate_prompt_tokens": 5}, 400, "unsupported_value", "truncate_prompt_tokens"),
-    ("/tokenize", {"messages": HI, "add_special_tokens": True}, 400, "invalid_value", "add_special_tokens"),
+    ("/tokenize", {"messages": HI, "add_special_tokens": True}, 400, "conflicting_fields", "add_special_tokens"),
     ("/tokenize", {"messages": []}, 400, "empty_prompt", "messages"),
     ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model_not_found", "model"),
     ("/detokenize", {}, 400, "missing_field", "tokens"),

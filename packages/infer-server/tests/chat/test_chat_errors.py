@@ -83,29 +83,31 @@ async def test_thousands_of_messages_are_taken(client: httpx.AsyncClient) -> Non
     assert (await client.post("/v1/chat/completions", json={"messages": messages})).status_code == 200
 
 
-OUT_OF_RANGE: list[dict[str, Any]] = [
-    {"max_tokens": 0},
-    {"max_completion_tokens": 0},
-    {"max_tokens": 0, "max_completion_tokens": 6},
-    {"max_tokens": -2},
-    {"n_predict": -2},
-    {"logprobs": 5},
-    {"temperature": 101},
-    {"top_p": -0.1},
-    {"n": 129},
-    {"top_logprobs": 21, "logprobs": True},
-    {"top_logprobs": 1},
-    {"seed": 2**63},
-    {"seed": 2**64},
-    {"stop": ["x"] * 65},
-    {"logit_bias": {"1": -101}},
+OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 0}, "integer_below_min_value"),
+    ({"max_completion_tokens": 0}, "integer_below_min_value"),
+    ({"max_tokens": 0, "max_completion_tokens": 6}, "integer_below_min_value"),
+    ({"max_tokens": -2}, "integer_below_min_value"),
+    ({"n_predict": -2}, "integer_below_min_value"),
+    ({"logprobs": 5}, "invalid_value"),
+    ({"temperature": 101}, "decimal_above_max_value"),
+    ({"top_p": -0.1}, "decimal_below_min_value"),
+    ({"n": 129}, "integer_above_max_value"),
+    ({"top_logprobs": 21, "logprobs": True}, "integer_above_max_value"),
+    ({"top_logprobs": 1}, "conflicting_fields"),
+    ({"seed": 2**63}, "integer_above_max_value"),
+    ({"seed": 2**64}, "integer_above_max_value"),
+    ({"stop": ["x"] * 65}, "array_above_max_length"),
+    ({"logit_bias": {"1": -101}}, "decimal_below_min_value"),
 ]
 
 
 @pytest.mark.covers("http/error-out-of-range-others", "http/limit-logprobs")
-@pytest.mark.parametrize("fields", OUT_OF_RANGE, ids=str)
-async def test_value_out_of_range_is_400_and_names_the_field(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
-    assert await refusal(client, {"messages": HI, **fields}) == (400, "invalid_value", next(iter(fields)))
+@pytest.mark.parametrize(("fields", "code"), OUT_OF_RANGE, ids=str)
+async def test_value_out_of_range_is_400_and_names_the_field(
+    client: httpx.AsyncClient, fields: dict[str, Any], code: str
+) -> None:
+    assert await refusal(client, {"messages": HI, **fields}) == (400, code, next(iter(fields)))
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [

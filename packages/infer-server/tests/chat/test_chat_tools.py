@@ -186,12 +186,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TIME, TIME]}, "invalid_value", "tools[1].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
     ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "unsupported_value", "tools[0].type"),
-    ({"tools": [TIME] * 257}, "invalid_value", "tools"),
+    ({"tools": [TIME] * 257}, "array_above_max_length", "tools"),
     ({"tools": [{"type": "function"}]}, "missing_field", "tools[0].function"),
     ({"tools": [TIME], "tool_choice": "maybe"}, "invalid_value", "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": NAMED}, "invalid_value", "tool_choice"),
     ({"tool_choice": NAMED}, "invalid_value", "tool_choice"),
-    ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"tool_choice": "required"}, "conflicting_fields", "tool_choice"),
     ({"messages": [HI[0] | {"tool_calls": [CALL]}]}, "invalid_value", "messages[0].tool_calls"),
     (
         {"messages": assistant(function={"arguments": "{}"})},
@@ -206,8 +206,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [{"description": "x"}]}, "missing_field", "functions[0].name"),
     ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "invalid_value", "function_call.name"),
     ({"functions": [{"name": "f"}], "function_call": "maybe"}, "invalid_value", "function_call"),
-    ({"functions": [{"name": "f"}], "tools": [TIME]}, "invalid_value", "functions"),
-    ({"tools": [TIME], "function_call": {"name": "time"}}, "invalid_value", "function_call"),
+    ({"functions": [{"name": "f"}], "tools": [TIME]}, "conflicting_fields", "functions"),
+    ({"tools": [TIME], "function_call": {"name": "time"}}, "conflicting_fields", "function_call"),
 ]
 
 

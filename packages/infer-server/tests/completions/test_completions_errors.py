@@ -73,34 +73,36 @@ async def test_an_empty_text_may_have_a_beginning_and_is_the_engines_to_refuse(
     assert [request.prompt for request in engine.requests] == ([prompt] if prompt == "" else prompt)
 
 
-OUT_OF_RANGE = [
-    {"max_tokens": -2},
-    {"temperature": -0.1},
-    {"temperature": 101},
-    {"top_p": -0.1},
-    {"top_p": 1.1},
-    {"top_k": -2},
-    {"min_p": 2},
-    {"seed": 2**63},
-    {"stop": ["x"] * 65},
-    {"stop": "x" * 1025},
-    {"bad_words": [""]},
-    {"allowed_token_ids": []},
-    {"logit_bias": {"1": 101}},
-    {"logit_bias": {"-1": 1}},
-    {"logit_bias": {"first": 1}},
-    {"presence_penalty": 2.1},
-    {"frequency_penalty": -2.1},
-    {"repetition_penalty": 0},
-    {"min_tokens": -1},
-    {"n": 0},
-    {"n": 129},
-    {"logprobs": -1},
-    {"logprobs": 21},
-    {"stop_token_ids": [-1]},
-    {"stop_token_ids": [0] * 1025},
-    {"logit_bias": {str(i): 1 for i in range(1025)}},
-    {"repetition_penalty": 10.1},
+OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": -2}, "integer_below_min_value"),
+    ({"temperature": -0.1}, "decimal_below_min_value"),
+    ({"temperature": 101}, "decimal_above_max_value"),
+    ({"top_p": -0.1}, "decimal_below_min_value"),
+    ({"top_p": 1.1}, "decimal_above_max_value"),
+    ({"top_k": -2}, "integer_below_min_value"),
+    ({"min_p": 2}, "decimal_above_max_value"),
+    ({"seed": 2**63}, "integer_above_max_value"),
+    ({"stop": ["x"] * 65}, "array_above_max_length"),
+    ({"stop": "x" * 1025}, "string_above_max_length"),
+    ({"bad_words": [""]}, "empty_string"),
+    ({"allowed_token_ids": []}, "invalid_value"),
+    ({"logit_bias": {"1": 101}}, "decimal_above_max_value"),
+    ({"logit_bias": {"-1": 1}}, "invalid_value"),
+    ({"logit_bias": {"first": 1}}, "invalid_value"),
+    ({"presence_penalty": 2.1}, "decimal_above_max_value"),
+    ({"frequency_penalty": -2.1}, "decimal_below_min_value"),
+    ({"repetition_penalty": 0}, "decimal_below_min_value"),
+    ({"min_tokens": -1}, "integer_below_min_value"),
+    ({"n": 0}, "integer_below_min_value"),
+    ({"n": 129}, "integer_above_max_value"),
+    ({"logprobs": -1}, "integer_below_min_value"),
+    ({"logprobs": 21}, "integer_above_max_value"),
+    ({"stop_token_ids": [-1]}, "integer_below_min_value"),
+    ({"stop_token_ids": [0] * 1025}, "array_above_max_length"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "array_above_max_length"),
+    ({"repetition_penalty": 10.1}, "decimal_above_max_value"),
+    ({"min_tokens": 5, "max_tokens": 4}, "conflicting_fields"),
+    ({"allowed_token_ids": [1], "structured_outputs": {"regex": "a"}}, "conflicting_fields"),
 ]
 
 
@@ -114,11 +116,13 @@ OUT_OF_RANGE = [
     "http/limit-logit-bias",
     "http/limit-temperature",
 )
-@pytest.mark.parametrize("field", OUT_OF_RANGE, ids=lambda field: next(iter(field)))
-async def test_value_out_of_range_is_422_and_names_the_field(client: httpx.AsyncClient, field: dict[str, Any]) -> None:
-    reply = await client.post("/v1/completions", json={"prompt": "x", **field})
-    assert (reply.status_code, error_of(reply)["code"]) == (422, "invalid_value")
-    assert error_of(reply)["param"] == next(iter(field))
+@pytest.mark.parametrize(("fields", "code"), OUT_OF_RANGE, ids=lambda each: str(each)[:40])
+async def test_value_out_of_range_is_422_and_names_the_field(
+    client: httpx.AsyncClient, fields: dict[str, Any], code: str
+) -> None:
+    reply = await client.post("/v1/completions", json={"prompt": "x", **fields})
+    assert (reply.status_code, error_of(reply)["code"]) == (422, code)
+    assert error_of(reply)["param"] == next(iter(fields))
 
 
 UNSUPPORTED = [("best_of", 3), ("use_beam_search", True)]

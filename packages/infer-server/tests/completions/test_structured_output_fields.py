@@ -105,32 +105,35 @@ async def test_openais_response_format(
     assert engine.requests[0].params.structured_outputs == wanted
 
 
-WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "`regex`, `choice`"),
-    ({"structured_outputs": {"json_object": False}}, "structured_outputs", "`json_object`"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs", "`choice`"),
-    ({"structured_outputs": {"regex": "a" * 65_537}}, "structured_outputs", "65537"),
-    ({"grammar": ""}, "grammar", "`grammar`"),
-    ({"grammar": "root ::= [a]", "json_schema": {}}, "json_schema", "only one"),
-    ({"grammar": "root ::= [a]", "structured_outputs": {"regex": "a"}}, "grammar", "only one"),
-    ({"grammar": "root ::= [a]", "guided_regex": "a"}, "grammar", "only one"),
-    ({"guided_choice": []}, "guided_choice", "`choice`"),
-    ({"guided_whitespace_pattern": ""}, "guided_whitespace_pattern", "`whitespace_pattern`"),
+WRONG: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"structured_outputs": {}}, "conflicting_fields", "structured_outputs", "exactly one"),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        "conflicting_fields",
+        "structured_outputs",
+        "`regex`, `choice`",
+    ),
+    ({"structured_outputs": {"json_object": False}}, "invalid_value", "structured_outputs", "`json_object`"),
+    ({"structured_outputs": {"choice": []}}, "invalid_value", "structured_outputs", "`choice`"),
+    ({"structured_outputs": {"regex": "a" * 65_537}}, "string_above_max_length", "structured_outputs", "65537"),
+    ({"grammar": ""}, "invalid_value", "grammar", "`grammar`"),
+    ({"grammar": "root ::= [a]", "json_schema": {}}, "conflicting_fields", "json_schema", "only one"),
+    ({"grammar": "root ::= [a]", "structured_outputs": {"regex": "a"}}, "conflicting_fields", "grammar", "only one"),
+    ({"grammar": "root ::= [a]", "guided_regex": "a"}, "conflicting_fields", "grammar", "only one"),
+    ({"guided_choice": []}, "invalid_value", "guided_choice", "`choice`"),
+    ({"guided_whitespace_pattern": ""}, "invalid_value", "guided_whitespace_pattern", "`whitespace_pattern`"),
 ]
 
 
 @pytest.mark.covers("structured-tools-agents/structured-outputs")
 @pytest.mark.parametrize("route", BODIES)
-@pytest.mark.parametrize(("fields", "param", "says"), WRONG, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("fields", "code", "param", "says"), WRONG, ids=lambda each: str(each)[:40])
 async def test_wrong_values_are_refused_by_name(
-    client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str, says: str
+    client: httpx.AsyncClient, route: str, fields: dict[str, Any], code: str, param: str, says: str
 ) -> None:
     reply = await post(client, route, **fields)
     error = error_of(reply)
-    assert (reply.status_code, error["code"], error["param"]) == (
-        400 if route == CHAT else 422, "invalid_value", param,
-    )  # fmt: skip
+    assert (reply.status_code, error["code"], error["param"]) == (400 if route == CHAT else 422, code, param)
     assert says in error["message"]
 
 
@@ -157,6 +160,7 @@ async def test_other_response_formats_are_refused(client: httpx.AsyncClient, res
 @pytest.mark.parametrize(
     ("fields", "param", "begins"),
     [
+        ({"grammar": "root ::= [a]"}, "grammar", "`grammar`"),
         ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs", "`structured_outputs`"),
         ({"json_schema": SCHEMA}, "json_schema", "`json_schema`"),
         ({"guided_json": SCHEMA}, "guided_json", "`guided_json`"),
@@ -178,7 +182,11 @@ async def test_the_engines_refusal_names_the_clients_field(
     engine.refusal = InvalidRequestError("`json`: `foo` is not known", param="structured_outputs")
     reply = await post(own_client, CHAT, **fields)
     error = error_of(reply)
-    assert (reply.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+    assert (reply.status_code, error["param"], error["code"]) == (
+        400,
+        param,
+        "invalid_grammar" if "grammar" in fields else "invalid_json_schema",
+    )
     assert error["message"] == f"{begins}: `foo` is not known"
 
 

@@ -70,7 +70,7 @@ async def test_every_exchange_is_one_line(
 @pytest.mark.parametrize(
     ("path", "body", "code", "param"),
     [
-        ("/v1/completions", {"prompt": "x", "top_p": 2}, "invalid_value", "top_p"),
+        ("/v1/completions", {"prompt": "x", "top_p": 2}, "decimal_above_max_value", "top_p"),
         ("/v1/completions", {"prompt": "x", "temperatur": 1}, "unknown_field", "temperatur"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "missing_field", "messages[0].content"),
         ("/v1/messages", {"messages": [], "max_tokens": 1}, "empty_prompt", "messages"),

@@ -25,7 +25,9 @@ def grammar_of(
         return None, None
     if request.params.allowed_token_ids is not None:
         raise InvalidRequestError(
-            "`allowed_token_ids` cannot be kept beside tools; send one of them.", param="allowed_token_ids"
+            "`allowed_token_ids` cannot be kept beside tools; send one of them.",
+            param="allowed_token_ids",
+            code="conflicting_fields",
         )
     # They import the grammar library.
     from infer_engine.chat.output_grammar import answer_grammar, arguments_grammar  # noqa: PLC0415
@@ -56,6 +58,7 @@ def thinking_budget(params: SamplingParams, *, default: int) -> int | None:
             raise InvalidRequestError(
                 "`thinking_token_budget` cannot be kept beside `allowed_token_ids`; send one of them.",
                 param="thinking_token_budget",
+                code="conflicting_fields",
             )
         return None
     budget = default if params.thinking_token_budget is None else params.thinking_token_budget

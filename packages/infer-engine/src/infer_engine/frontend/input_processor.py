@@ -31,6 +31,7 @@ from infer_engine.protocol import (
     TextPrompt,
 )
 from infer_engine.protocol.structured_outputs import Whitespace
+from infer_engine.protocol.values import bound_code
 from infer_models.text import (
     ChatTemplateError,
     ChatTemplateMissingError,
@@ -327,6 +328,7 @@ class InputProcessor:
             raise InvalidRequestError(
                 "`bad_words` forbids all of `allowed_token_ids`, so no token could be chosen; leave one of them out.",
                 param="bad_words",
+                code="conflicting_fields",
             )
         return banned
 
@@ -345,6 +347,7 @@ class InputProcessor:
                 f"`min_tokens` is {request.params.min_tokens} and the request may generate {max_tokens} tokens; lower "
                 "it, or shorten the prompt.",
                 param="min_tokens",
+                code="conflicting_fields",
             )
         return max_tokens
 
@@ -360,13 +363,14 @@ class InputProcessor:
 
 def _check_queueing(request: GenerateRequest) -> None:
     if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
-        raise InvalidRequestError(
-            f"`priority` is {request.priority}; it must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}].", param="priority"
-        )
+        message = f"`priority` is {request.priority}; it must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]."
+        code = bound_code("integer", request.priority, low=-MAX_PRIORITY)
+        raise InvalidRequestError(message, param="priority", code=code)
     if request.cache_salt is not None and len(request.cache_salt) > MAX_SALT_CHARACTERS:
         raise InvalidRequestError(
             f"`cache_salt` has {len(request.cache_salt)} characters; at most {MAX_SALT_CHARACTERS} are allowed.",
             param="cache_salt",
+            code="string_above_max_length",
         )
 
 

@@ -73,6 +73,7 @@ class StopRules:
                 f"`stop_token_ids` and the special tokens of `stop` are {len(token_ids)} ids; send at most "
                 f"{MAX_STOP_TOKEN_IDS}.",
                 param="stop_token_ids",
+                code="array_above_max_length",
             )
         return token_ids
 

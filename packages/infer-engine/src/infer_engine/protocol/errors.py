@@ -2,7 +2,7 @@
 
     error                              code
     RequestRefusedError
-        InvalidRequestError            invalid_value
+        InvalidRequestError            a `ValueCode`, mostly invalid_value
             EmptyPromptError           empty_prompt
             ChatTemplateUnusableError  chat_template_unusable
         ContextLengthExceededError     context_length_exceeded
@@ -15,7 +15,9 @@
 The last two end a start; the others are replies to a client, with their `code`.
 """
 
-from typing import Any, ClassVar
+from typing import Any
+
+from infer_engine.protocol.values import ValueCode
 
 
 class CheckpointUnusableError(Exception):
@@ -44,7 +46,7 @@ class RequestRefusedError(Exception):
         retry_after_s: whole seconds after which the same request may be served; None: it never will be.
     """
 
-    code: ClassVar[str] = "invalid_value"
+    code: str = "invalid_value"
     retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -60,6 +62,12 @@ class RequestRefusedError(Exception):
 
 class InvalidRequestError(RequestRefusedError):
     """The request can never be served as it is, for example because of a token id outside the vocabulary."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: ValueCode | None = None) -> None:
+        """Store all; without a `code` it is that of the class."""
+        super().__init__(message, param=param)
+        if code is not None:
+            self.code = code
 
 
 class EmptyPromptError(InvalidRequestError):

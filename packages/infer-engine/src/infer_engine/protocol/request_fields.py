@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 import msgspec
 
 from infer_engine.protocol import values
-from infer_engine.protocol.values import Check, refusal
+from infer_engine.protocol.values import Check, refusal, too_many
 
 Api = Literal["completions", "responses", "messages"]
 """An API of the server; chats have the fields of completions."""
@@ -53,7 +53,7 @@ class RequestField:
 def numbers(low: float, high: float, *, above_low: bool = False, **names: Any) -> RequestField:
     """Declare a finite number from `low` to `high`; NaN is outside, as it compares false."""
     allowed = f"a number in {'(' if above_low else '['}{low:g}, {high:g}]"
-    check = values.number(allowed, lambda value: low <= value <= high and not (above_low and value == low))
+    check = values.number(allowed, lambda value: low <= value <= high and not (above_low and value == low), low=low)
     schema = {"exclusiveMinimum" if above_low else "minimum": low, "maximum": high}
     return RequestField(allowed=allowed, check=check, json_type=float, json_schema=schema, **names)
 
@@ -61,7 +61,7 @@ def numbers(low: float, high: float, *, above_low: bool = False, **names: Any) -
 def whole_numbers(low: int, high: int | None = None, *, allowed: str | None = None, **names: Any) -> RequestField:
     """Declare a whole number from `low` to `high`, if there is a largest; `allowed` are better words for them."""
     allowed = allowed or f"a whole number {f'of at least {low}' if high is None else f'in [{low}, {high}]'}"
-    check = values.whole_number(allowed, lambda value: low <= value and (high is None or value <= high))
+    check = values.whole_number(allowed, lambda value: low <= value and (high is None or value <= high), low=low)
     schema = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
     return RequestField(allowed=allowed, check=check, json_type=int, json_schema=schema, **names)
 
@@ -76,8 +76,10 @@ def texts(most: int, *, least_characters: int = 1, most_characters: int, **names
     allowed = f"strings of 1 to {most_characters} characters"
 
     def check(name: str, text: object) -> None:
-        if not isinstance(text, str) or not least_characters <= len(text) <= most_characters:
-            raise refusal(name, text[:40] if isinstance(text, str) else text, allowed)
+        if not isinstance(text, str):
+            raise refusal(name, text, allowed)
+        if not least_characters <= len(text) <= most_characters:
+            raise refusal(name, text[:40], allowed, code="string_above_max_length" if text else "empty_string")
 
     limits = ({"minLength": least_characters} if least_characters else {}) | {"maxLength": most_characters}
     text = Annotated[str, msgspec.Meta(description="A text.", extra_json_schema=limits)]
@@ -93,7 +95,7 @@ def token_ids(most: int, *, least: int = 0, **names: Any) -> RequestField:
 def _items(most: int, allowed: str, check_item: Check, *, noun: str, least: int = 0, **others: Any) -> RequestField:
     def check(name: str, value: Any) -> None:
         if len(value) > most:
-            raise ValueError(f"`{name}` has {len(value)} {noun}; it must have at most {most}.")
+            raise too_many(name, len(value), noun, most=most)
         for item in value:
             check_item(name, item)
 

@@ -21,7 +21,7 @@ from infer_engine.protocol.request_fields import (
     with_fields,
 )
 from infer_engine.protocol.structured_outputs import StructuredOutputs
-from infer_engine.protocol.values import optional, refusal
+from infer_engine.protocol.values import WrongValueError, optional, refusal, too_many
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -37,7 +37,7 @@ def _check_bias(name: str, logit_bias: object) -> None:
     if not isinstance(logit_bias, dict):
         raise refusal(name, logit_bias, "a mapping from token ids to numbers")
     if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise ValueError(f"`{name}` has {len(logit_bias)} entries; it must have at most {MAX_LOGIT_BIAS_ENTRIES}.")
+        raise too_many(name, len(logit_bias), "entries", most=MAX_LOGIT_BIAS_ENTRIES)
     for token_id, bias in logit_bias.items():
         TOKEN_ID.check(name, token_id)
         BIAS.check(name, bias)
@@ -175,12 +175,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check(name, getattr(self, name))
         self._normalize()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise refusal("min_tokens", self.min_tokens, f"at most `max_tokens`, which is {self.max_tokens}")
+            allowed = f"at most `max_tokens`, which is {self.max_tokens}"
+            raise refusal("min_tokens", self.min_tokens, allowed, code="conflicting_fields")
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
-                raise ValueError("`allowed_token_ids` is empty, so no token could be chosen; leave it out.")
+                raise WrongValueError("`allowed_token_ids` is empty, so no token could be chosen; leave it out.")
             if self.structured_outputs is not None:
-                raise ValueError("`allowed_token_ids` cannot be kept beside `structured_outputs`; send one of them.")
+                message = "`allowed_token_ids` cannot be kept beside `structured_outputs`; send one of them."
+                raise WrongValueError(message, code="conflicting_fields")
 
     @property
     def is_greedy(self) -> bool:

@@ -4,7 +4,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from infer_engine.protocol.values import refusal
+from infer_engine.protocol.values import WrongValueError, refusal
 
 Whitespace = Literal["compact", "any"]
 
@@ -52,7 +52,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             found = ", ".join(f"`{name}`" for name in given) or "none"
-            raise ValueError(f"`structured_outputs` has {found}; give exactly one of {', '.join(KINDS)}.")
+            message = f"`structured_outputs` has {found}; give exactly one of {', '.join(KINDS)}."
+            raise WrongValueError(message, code="conflicting_fields")
         if self.json_object not in (None, True):
             raise refusal("json_object", self.json_object, "true; leave it out for free text")
         for name in ("regex", "grammar", "whitespace_pattern"):
@@ -60,11 +61,13 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if self.choice is not None:
             self._check_choice()
         if self.whitespace_pattern is not None and self.json is None and not self.json_object:
-            raise ValueError("`whitespace_pattern` is for `json` and `json_object`; leave it out.")
+            message = "`whitespace_pattern` is for `json` and `json_object`; leave it out."
+            raise WrongValueError(message, code="conflicting_fields")
         if self.whitespace not in (None, *get_args(Whitespace)):
             raise refusal("whitespace", self.whitespace, "`compact` or `any`")
         if self.whitespace is not None and self.whitespace_pattern is not None:
-            raise ValueError("`whitespace` and `whitespace_pattern` are given; send only one of them.")
+            message = "`whitespace` and `whitespace_pattern` are given; send only one of them."
+            raise WrongValueError(message, code="conflicting_fields")
 
     @property
     def kind(self) -> str:
@@ -91,4 +94,5 @@ def _check_text(name: str, value: object) -> None:
 
 def _check_length(name: str, num_characters: int) -> None:
     if num_characters > MAX_CHARACTERS:
-        raise ValueError(f"`{name}` has {num_characters} characters; at most {MAX_CHARACTERS} are allowed.")
+        message = f"`{name}` has {num_characters} characters; at most {MAX_CHARACTERS} are allowed."
+        raise WrongValueError(message, code="string_above_max_length")

@@ -3,7 +3,22 @@
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any, Literal
 
+ValueCode = Literal[
+    "invalid_value",
+    "integer_below_min_value",
+    "integer_above_max_value",
+    "decimal_below_min_value",
+    "decimal_above_max_value",
+    "array_above_max_length",
+    "empty_string",
+    "string_above_max_length",
+    "conflicting_fields",
+    "invalid_json_schema",
+    "invalid_grammar",
+]
+"""The kinds of wrong values. OpenAI's, but for fields that exclude or need each other, and for grammars."""
 Check = Callable[[str, object], object]
 """Takes a field's name and value; raises a `ValueError` that names both and what is allowed. The result is unused."""
 MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -12,9 +27,34 @@ TIMEOUT = f"a finite number of seconds, %s and at most {MAX_TIMEOUT_S}"
 _BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def refusal(name: str, value: object, allowed: str) -> ValueError:
+class WrongValueError(ValueError):
+    """A field has a value of the right type that it may not have.
+
+    Attributes:
+        code: the kind of error, for a program to read.
+    """
+
+    def __init__(self, message: str, *, code: ValueCode = "invalid_value") -> None:
+        """Take the message, which begins with the name of the field."""
+        super().__init__(message)
+        self.code = code
+
+
+def refusal(name: str, value: object, allowed: str, *, code: ValueCode = "invalid_value") -> WrongValueError:
     """Return the error for field `name` with `value`; `allowed` says what is allowed."""
-    return ValueError(f"`{name}` is {value!r}; it must be {allowed}.")
+    return WrongValueError(f"`{name}` is {value!r}; it must be {allowed}.", code=code)
+
+
+def too_many(name: str, count: int, noun: str, *, most: int) -> WrongValueError:
+    """Return the error for field `name`, a list with so many of `noun`."""
+    return WrongValueError(f"`{name}` has {count} {noun}; it must have at most {most}.", code="array_above_max_length")
+
+
+def bound_code(kind: Literal["integer", "decimal"], value: float, *, low: float) -> ValueCode:
+    """Return the code for a number outside its range, which begins at `low`."""
+    if kind == "integer":
+        return "integer_below_min_value" if value < low else "integer_above_max_value"
+    return "decimal_below_min_value" if value <= low else "decimal_above_max_value"
 
 
 def optional(check: Check) -> Check:
@@ -44,25 +84,35 @@ def switch() -> Check:
     return _require("True or False", lambda value: isinstance(value, bool))
 
 
-def whole_number(allowed: str, holds: Callable[[int], bool]) -> Check:
-    """Return the check for an integer with `holds(value)`; `allowed` describes it."""
-    return _require(allowed, lambda value: isinstance(value, int) and not isinstance(value, bool) and holds(value))
+def whole_number(allowed: str, holds: Callable[[int], bool], *, low: int | None = None) -> Check:
+    """Return the check for an integer with `holds(value)`; `allowed` describes it, from `low` on if it is a range."""
+    return _require(allowed, lambda value: _is_number(value, int) and holds(value), kind="integer", low=low)
 
 
-def number(allowed: str, holds: Callable[[float], bool]) -> Check:
-    """Return the check for a number with `holds(value)`; `allowed` describes it.
+def number(allowed: str, holds: Callable[[float], bool], *, low: float | None = None) -> Check:
+    """Return the check for a number with `holds(value)`; `allowed` describes it, from `low` on if it is a range.
 
     `holds` must compare with both ends of a range, so that it is false for NaN and infinities.
     """
-    return _require(
-        allowed, lambda value: isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
-    )
+    return _require(allowed, lambda value: _is_number(value, int | float) and holds(value), kind="decimal", low=low)
 
 
-def _require(allowed: str, holds: Callable[[object], bool]) -> Check:
-    def check(name: str, value: object) -> None:
+def _is_number(value: object, types: Any) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def _require(
+    allowed: str,
+    holds: Callable[[Any], bool],
+    *,
+    kind: Literal["integer", "decimal"] = "integer",
+    low: float | None = None,
+) -> Check:
+    def check(name: str, value: Any) -> None:
         if not holds(value):
-            raise refusal(name, value, allowed)
+            is_bound = low is not None and _is_number(value, int | float)
+            code: ValueCode = bound_code(kind, value, low=low or 0) if is_bound else "invalid_value"
+            raise refusal(name, value, allowed, code=code)
 
     return check
 

@@ -10,7 +10,7 @@ from infer_server.api.carried_thinking import thinking_in
 from infer_server.api.fields import described
 from infer_server.api.history import check_not_empty, omitted, read_arguments, with_call_ids
 from infer_server.api.system_texts import without_billing_header
-from infer_server.api.validation import no_text, out_of_range
+from infer_server.api.validation import no_text, wrong_value
 from infer_server.errors import ApiError, missing, shorten
 from infer_server.http.places import validation_error
 
@@ -76,7 +76,7 @@ def check_continued(messages: list[MessageField]) -> None:
     blocks = messages[-1].content
     for index, block in enumerate(blocks if isinstance(blocks, list) else ()):
         if block.type == "tool_use":
-            raise out_of_range(
+            raise wrong_value(
                 f"{at}[{index}]",
                 f"`{at}[{index}]` is a call in the last message; send its result in a message of the user.",
             )
@@ -102,7 +102,7 @@ def _of_message(message: MessageField, at: str) -> Iterator[ChatMessage]:
         case "system":
             yield ChatMessage(role="system", content=_system_text(content, f"{at}.content"))
         case _:
-            raise out_of_range(
+            raise wrong_value(
                 f"{at}.role", f"`{at}.role` is {shorten(message.role, 40)!r}; send one of {', '.join(_ROLES)}."
             )
 

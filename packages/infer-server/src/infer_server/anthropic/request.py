@@ -17,7 +17,7 @@ from infer_server.api.sampling_fields import sampling_params, with_sampling_fiel
 from infer_server.api.shared_fields import ModelId, ReturnTokenIds, ThinkingTokenBudget
 from infer_server.api.thinking import MAX_EFFORT_CHARACTERS, budget_of, checked_effort
 from infer_server.api.tools import TOOL_NAME_PATTERN, check_forced_tool, check_tools
-from infer_server.api.validation import check_model, out_of_range, unsupported
+from infer_server.api.validation import check_model, conflict, unsupported, wrong_value
 from infer_server.errors import missing, shorten
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -136,13 +136,13 @@ def prompt_of(body: CountTokensBody, *, served_model: str) -> ChatPrompt:
     if body.tools and not tools and choice.type != "none":
         raise unsupported("tools[0].type", body.tools[0].type, send="tools of your own")
     if choice.type not in _CHOICES:
-        raise out_of_range(
+        raise wrong_value(
             "tool_choice", f"`tool_choice.type` is {shorten(choice.type, 40)!r}; send one of {', '.join(_CHOICES)}."
         )
     if choice.type == "tool":
         check_forced_tool(choice.name or "", tools, param="tool_choice.name")
     if choice.type == "any" and not tools:
-        raise out_of_range("tool_choice", "`tool_choice` is `any`, but there are no `tools`; send some.")
+        raise conflict("tool_choice", "`tool_choice` is `any`, but there are no `tools`; send some.")
     return ChatPrompt(
         messages=messages,
         add_generation_prompt=not continues,
@@ -194,5 +194,5 @@ def _structured_outputs(body: MessagesBody) -> StructuredOutputs | None:
     if wanted is None:
         return None
     if wanted.type != "json_schema" or wanted.schema is None:
-        raise out_of_range(place, f"`{place}` must be of type `json_schema` and have a `schema`; send both.")
+        raise wrong_value(place, f"`{place}` must be of type `json_schema` and have a `schema`; send both.")
     return StructuredOutputs(json=wanted.schema)

@@ -16,7 +16,7 @@ from infer_engine.protocol import SamplingParams
 from infer_engine.protocol.request_fields import with_fields
 from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_server.api.fields import check_restricted, described, restricted
-from infer_server.api.validation import out_of_range, unsupported
+from infer_server.api.validation import conflict, unsupported
 from infer_server.http.bodies import decode_body, not_json
 from infer_server.openapi import another_name, other_names
 
@@ -214,7 +214,7 @@ def decode_fields(raw: bytes, struct: type[F]) -> F:
             raise unsupported(name, value, send="null")
         given = fields.get(meant)
         if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
-            raise out_of_range(name, f"`{name}` is another name of `{meant}`, and both are given; send only one.")
+            raise conflict(name, f"`{name}` is another name of `{meant}`, and both are given; send only one.")
         fields[meant] = value
     return decode_body(msgspec.json.encode(fields), struct)
 

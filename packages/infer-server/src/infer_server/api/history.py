@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from infer_engine.protocol import ChatMessage, ToolCall
-from infer_server.api.validation import out_of_range
+from infer_server.api.validation import wrong_value
 from infer_server.errors import ApiError, shorten
 
 
@@ -39,7 +39,7 @@ def template_role(role: str, at: str, *, roles: Mapping[str, str]) -> str:
     """
     if role not in roles:
         known = ", ".join(f"`{each}`" for each in roles)
-        raise out_of_range(f"{at}.role", f"`{at}.role` is {shorten(role, 40)!r}; it must be one of {known}.")
+        raise wrong_value(f"{at}.role", f"`{at}.role` is {shorten(role, 40)!r}; it must be one of {known}.")
     return roles[role]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from infer_server.api.fields import spellings_in
-from infer_server.api.validation import out_of_range
+from infer_server.api.validation import wrong_value
 
 MAX_EFFORT_CHARACTERS = 20
 
@@ -35,7 +35,8 @@ def budget_of(body: msgspec.Struct) -> int | None:
     given = spellings_in(body, "thinking_token_budget")
     for name, value in given.items():
         if value < -1:
-            raise out_of_range(name, f"`{name}` is {value}; send a number of tokens, or -1 for no limit.")
+            message = f"`{name}` is {value}; send a number of tokens, or -1 for no limit."
+            raise wrong_value(name, message, code="integer_below_min_value")
     return next(iter(given.values()), None)
 
 
@@ -46,5 +47,6 @@ def checked_effort(effort: str | None, *, name: str, words: str = "`low` or `non
         ApiError: 400: it is empty or too long for a word.
     """
     if effort is not None and not 1 <= len(effort) <= MAX_EFFORT_CHARACTERS:
-        raise out_of_range(name, f"`{name}` has {len(effort)} characters; send a word such as {words}.")
+        message = f"`{name}` has {len(effort)} characters; send a word such as {words}."
+        raise wrong_value(name, message, code="string_above_max_length" if effort else "empty_string")
     return effort

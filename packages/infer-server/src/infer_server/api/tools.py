@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from infer_engine.protocol import Tool
 from infer_engine.protocol.chat import ToolChoice
-from infer_server.api.validation import out_of_range
+from infer_server.api.validation import too_many, wrong_value
 from infer_server.errors import shorten
 
 MAX_TOOLS = 256
@@ -23,14 +23,12 @@ def check_tools(tools: Sequence[Tool], *, places: Sequence[str]) -> None:
         ApiError: 400: too many tools, a name that is no plain name, or one that comes twice.
     """
     if len(tools) > MAX_TOOLS:
-        raise out_of_range("tools", f"`tools` has {len(tools)} tools; send at most {MAX_TOOLS}.")
+        raise too_many("tools", len(tools), "tools", most=MAX_TOOLS)
     names: set[str] = set()
     for tool, place in zip(tools, places, strict=True):
         check_tool_name(tool.name, param=f"{place}.name")
         if tool.name in names:
-            raise out_of_range(
-                f"{place}.name", f"`{place}.name` is `{tool.name}`, as that of another tool; rename one."
-            )
+            raise wrong_value(f"{place}.name", f"`{place}.name` is `{tool.name}`, as that of another tool; rename one.")
         names.add(tool.name)
 
 
@@ -41,9 +39,7 @@ def check_tool_name(name: str, *, param: str) -> None:
         ApiError: 400.
     """
     if not _TOOL_NAME.fullmatch(name):
-        raise out_of_range(
-            param, f"`{param}` is {shorten(name, 40)!r}; send 1 to 128 letters, digits, `_`, `-` or `.`."
-        )
+        raise wrong_value(param, f"`{param}` is {shorten(name, 40)!r}; send 1 to 128 letters, digits, `_`, `-` or `.`.")
 
 
 def check_forced_tool(name: str, tools: Sequence[Tool], *, param: str) -> None:
@@ -53,7 +49,7 @@ def check_forced_tool(name: str, tools: Sequence[Tool], *, param: str) -> None:
         ApiError: 400.
     """
     if all(tool.name != name for tool in tools):
-        raise out_of_range(param, f"`{param}` is {shorten(name, 40)!r}, which is none of `tools`; send one of theirs.")
+        raise wrong_value(param, f"`{param}` is {shorten(name, 40)!r}, which is none of `tools`; send one of theirs.")
 
 
 def new_call_id(prefix: str = "call") -> str:

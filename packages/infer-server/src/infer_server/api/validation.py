@@ -6,24 +6,32 @@ handlers apply.
 
 import re
 from collections.abc import Mapping
+from typing import get_args
 
+from infer_engine.protocol.values import ValueCode, WrongValueError, bound_code
 from infer_server.errors import ApiError, shorten
 
-PUBLISHED_STATUSES = {
-    "invalid_value": 422,
-    "unknown_field": 422,
-    "unsupported_value": 422,
-    "model_not_found": 422,
-    "context_length_exceeded": 422,
-}
+_OTHER_CODES = ("unknown_field", "unsupported_value", "model_not_found", "context_length_exceeded")
+PUBLISHED_STATUSES = dict.fromkeys((*get_args(ValueCode), *_OTHER_CODES), 422)
 
 
 _MAX_MESSAGE_CHARACTERS = 250  # of messages that may quote what the client sent
 
 
-def out_of_range(param: str | None, message: str) -> ApiError:
+def wrong_value(param: str | None, message: str, *, code: ValueCode = "invalid_value") -> ApiError:
     """Return the error for a value that is not allowed, though its type is right."""
-    return ApiError(400, message, code="invalid_value", param=param)
+    return ApiError(400, message, code=code, param=param)
+
+
+def too_many(param: str, count: int, noun: str, *, most: int) -> ApiError:
+    """Return the error for a list with so many of `noun`."""
+    message = f"`{param}` has {count} {noun}; send at most {most}."
+    return wrong_value(param, message, code="array_above_max_length")
+
+
+def conflict(param: str, message: str) -> ApiError:
+    """Return the error for a field beside another that excludes it, or without one that it needs."""
+    return wrong_value(param, message, code="conflicting_fields")
 
 
 def refused_value(error: ValueError, *, names: Mapping[str, str] | None = None) -> ApiError:
@@ -35,17 +43,22 @@ def refused_value(error: ValueError, *, names: Mapping[str, str] | None = None) 
     for engine_name, name in (names or {}).items():
         message = message.replace(f"`{engine_name}`", f"`{name}`")
     field = re.match(r"`(\w+)`", message)
-    return out_of_range(field[1] if field else None, message)
+    return wrong_value(field[1] if field else None, message, code=code_of(error))
 
 
-def refused_format(message: str, *, path: str, param: str | None = None) -> ApiError:
+def code_of(error: ValueError) -> ValueCode:
+    """Return the kind of a wrong value that the engine's types refuse."""
+    return error.code if isinstance(error, WrongValueError) else "invalid_value"
+
+
+def refused_format(message: str, *, path: str, code: ValueCode, param: str | None = None) -> ApiError:
     """Return the error for structured output that the engine refuses.
 
     `message` may begin with the engine's name for what is at `path` in the body; `param` is the field, if not all of
     the path.
     """
     named = re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message)
-    return out_of_range(param or path, shorten(named, _MAX_MESSAGE_CHARACTERS))
+    return wrong_value(param or path, shorten(named, _MAX_MESSAGE_CHARACTERS), code=code)
 
 
 def unsupported(param: str, value: object, *, send: str) -> ApiError:
@@ -86,10 +99,11 @@ def check_range(name: str, value: int | None, *, low: int, high: int) -> None:
     """Refuse a `value` outside [low, high]; None is allowed.
 
     Raises:
-        ApiError: 400, `invalid_value`.
+        ApiError: 400.
     """
     if value is not None and not low <= value <= high:
-        raise out_of_range(name, f"`{name}` is {value}; it must be in [{low}, {high}].")
+        message = f"`{name}` is {value}; it must be in [{low}, {high}]."
+        raise wrong_value(name, message, code=bound_code("integer", value, low=low))
 
 
 def _shown(value: object) -> str:

@@ -14,7 +14,7 @@ from infer_engine.protocol.sampling import BIAS, MAX_LOGIT_BIAS_ENTRIES
 from infer_server.api.fields import check_restricted, described, restricted, spellings_in
 from infer_server.api.sampling_fields import sampling_params, with_sampling_fields
 from infer_server.api.shared_fields import ReturnTokenIds
-from infer_server.api.validation import out_of_range
+from infer_server.api.validation import too_many, wrong_value
 from infer_server.errors import shorten
 from infer_server.openai.structured_outputs import FormatFields, structured_outputs_of
 
@@ -96,19 +96,18 @@ def most_tokens(body: GenerationFields, *, left_out: int | None = None) -> int |
         return left_out
     for name, value in limits.items():
         if value < -1:
-            raise out_of_range(name, f"`{name}` is {value}; it must be a whole number, or -1 for no limit.")
+            message = f"`{name}` is {value}; it must be a whole number, or -1 for no limit."
+            raise wrong_value(name, message, code="integer_below_min_value")
     return min((value for value in limits.values() if value != -1), default=None)
 
 
 def _biases(logit_bias: dict[str, float]) -> dict[int, float]:
     """Return the biases by token id; in JSON, keys are strings."""
     if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise out_of_range(
-            "logit_bias", f"`logit_bias` has {len(logit_bias)} entries; send at most {MAX_LOGIT_BIAS_ENTRIES}."
-        )
+        raise too_many("logit_bias", len(logit_bias), "entries", most=MAX_LOGIT_BIAS_ENTRIES)
     for key in logit_bias:
         if not re.fullmatch(r"[0-9]{1,10}", key):
-            raise out_of_range(
+            raise wrong_value(
                 "logit_bias", f'`logit_bias` has the key {shorten(key, 40)!r}; it must be a token id, such as "42".'
             )
     return {int(key): bias for key, bias in logit_bias.items()}

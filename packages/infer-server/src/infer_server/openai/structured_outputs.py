@@ -12,7 +12,7 @@ from infer_engine.protocol import StructuredOutputs
 from infer_engine.protocol.structured_outputs import KINDS, MAX_CHARACTERS, MAX_CHOICES_OF_TEXT, Whitespace
 from infer_server.api.fields import described
 from infer_server.api.sampling_fields import SamplingFields
-from infer_server.api.validation import out_of_range, refused_format, unsupported
+from infer_server.api.validation import code_of, conflict, refused_format, unsupported, wrong_value
 from infer_server.errors import ApiError, shorten
 
 TEXT_LENGTHS = {"minLength": 1, "maxLength": MAX_CHARACTERS}
@@ -150,7 +150,7 @@ def structured_outputs_of(body: FormatFields) -> StructuredOutputs | None:
         return None
     if len(found) > 1:
         names = " and ".join(f"`{name}`" for name, _ in found)
-        raise out_of_range(found[1][0], f"{names} are given; send only one of them.")
+        raise conflict(found[1][0], f"{names} are given; send only one of them.")
     [(name, wanted)] = found
     if pattern is not None and not {"json", "json_object"}.isdisjoint(wanted):
         wanted = {"whitespace_pattern": pattern} | wanted
@@ -170,7 +170,7 @@ def _check(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
     try:
         return StructuredOutputs(**wanted)
     except ValueError as error:
-        raise refused_format(str(error), path=name) from None
+        raise refused_format(str(error), path=name, code=code_of(error)) from None
 
 
 def _of_field(field: StructuredOutputsField) -> dict[str, Any]:
@@ -263,4 +263,4 @@ def _structure(tag: Any) -> dict[str, Any]:
 
 
 def _refused(message: str) -> ApiError:
-    return out_of_range("response_format", message)
+    return wrong_value("response_format", message)

@@ -14,7 +14,7 @@ from infer_server.api.fields import described
 from infer_server.api.foreign_fields import ForeignFields, check_foreign, decode_fields
 from infer_server.api.handler import served_name
 from infer_server.api.shared_fields import AddGenerationPrompt, ChatTemplateKwargs, ContinueFinalMessage, Documents
-from infer_server.api.validation import check_model, out_of_range
+from infer_server.api.validation import check_model, conflict
 from infer_server.errors import ApiError
 from infer_server.http.bodies import read_body
 from infer_server.http.disconnects import unless_disconnected
@@ -127,11 +127,11 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
         case (str(text), None):
             for name in ("continue_final_message", "tools", "chat_template_kwargs", "documents"):
                 if getattr(body, name):
-                    raise out_of_range(name, f"`{name}` is for `messages`; leave it out with `prompt`.")
+                    raise conflict(name, f"`{name}` is for `messages`; leave it out with `prompt`.")
             return text
         case (None, list(messages)):
             if body.add_special_tokens:
-                raise out_of_range(
+                raise conflict(
                     "add_special_tokens",
                     "`add_special_tokens` is for `prompt`; leave it out with `messages`: the chat template adds them.",
                 )
@@ -143,9 +143,7 @@ def _prompt(body: TokenizeBody) -> str | ChatPrompt:
                 template_kwargs=with_documents(body.chat_template_kwargs or {}, body.documents),
             )
         case _:
-            raise ApiError(
-                400, "`prompt` and `messages` are both there; send one of them.", code="invalid_value", param="messages"
-            )
+            raise conflict("messages", "`prompt` and `messages` are both there; send one of them.")
 
 
 async def _texts(engine: Engine, tokens: list[int]) -> list[str]:

@@ -12,7 +12,7 @@ from infer_engine.protocol import Tool
 from infer_engine.protocol.chat import ToolChoice
 from infer_server.api.fields import described
 from infer_server.api.tools import TOOL_CHOICES, TOOL_NAME_PATTERN, check_forced_tool
-from infer_server.api.validation import out_of_range, unsupported
+from infer_server.api.validation import conflict, unsupported, wrong_value
 from infer_server.errors import missing, shorten
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
 from infer_server.openapi import schema_of
@@ -147,12 +147,10 @@ def _word(choice: str, *, may_call: bool) -> ToolChoice:
     for known in TOOL_CHOICES:
         if word == known:
             if known == "required" and not may_call:
-                raise out_of_range(
-                    "tool_choice", "`tool_choice` is `required`, but `tools` has no functions; send some."
-                )
+                raise conflict("tool_choice", "`tool_choice` is `required`, but `tools` has no functions; send some.")
             return known
     words = ", ".join(TOOL_CHOICES)
-    raise out_of_range("tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {words}, or a function.")
+    raise wrong_value("tool_choice", f"`tool_choice` is {shorten(choice, 40)!r}; send one of {words}, or a function.")
 
 
 def _function_name(given: dict[str, Any], at: str) -> str:

@@ -13,7 +13,7 @@ from infer_engine.protocol import ChatMessage, ChatPrompt
 from infer_server.api.fields import check_restricted, described, restricted
 from infer_server.api.history import check_not_empty, template_role, with_call_ids
 from infer_server.api.system_texts import without_billing_header
-from infer_server.api.validation import out_of_range
+from infer_server.api.validation import conflict, wrong_value
 from infer_server.errors import missing
 from infer_server.openai.chat.tool_fields import CalledFunction, ToolCallField, tool_calls
 from infer_server.openai.content_parts import CONTENT, content_of, read_content, read_result, thoughts_of
@@ -110,13 +110,13 @@ def with_documents(variables: dict[str, Any], documents: list[dict[str, Any]] | 
 
 def _check_continued(messages: list[Message], *, add_generation_prompt: bool | None) -> None:
     if add_generation_prompt:
-        raise out_of_range(
+        raise conflict(
             "add_generation_prompt",
             "`add_generation_prompt` and `continue_final_message` are both true; send only one of them.",
         )
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls or last.function_call:
-        raise out_of_range(
+        raise wrong_value(
             "continue_final_message",
             "`continue_final_message` is for a last message of the assistant with text; send one, or leave it out.",
         )
@@ -129,7 +129,7 @@ def _message(message: Message, at: str) -> ChatMessage:
         return _answer(message, at)
     for name in _OF_THE_ASSISTANT:
         if getattr(message, name):
-            raise out_of_range(f"{at}.{name}", f"`{at}.{name}` is for messages of the role `assistant` only.")
+            raise wrong_value(f"{at}.{name}", f"`{at}.{name}` is for messages of the role `assistant` only.")
     if role == "tool":
         text = read_result(None if message.content is UNSET else message.content)
         call_id = message.tool_call_id or None

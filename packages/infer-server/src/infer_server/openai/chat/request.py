@@ -21,7 +21,7 @@ from infer_server.api.shared_fields import (
     ThinkingTokenBudget,
 )
 from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
-from infer_server.api.validation import check_model, check_range, out_of_range
+from infer_server.api.validation import check_model, check_range, conflict, wrong_value
 from infer_server.openai.chat.messages import DocumentedMessage, chat_prompt, with_documents
 from infer_server.openai.chat.tool_fields import (
     FUNCTION_CALL,
@@ -133,11 +133,11 @@ def chat_request(body: ChatBody, *, served_model: str) -> GenerateRequest:
 
 def _tool_settings(body: ChatBody) -> ToolSettings:
     if body.functions and body.tools:
-        raise out_of_range("functions", "`functions` and `tools` are both given; send `tools` alone.")
+        raise conflict("functions", "`functions` and `tools` are both given; send `tools` alone.")
     if body.functions and body.tool_choice is not None:
-        raise out_of_range("tool_choice", "`tool_choice` is for `tools`; send `function_call` with `functions`.")
+        raise conflict("tool_choice", "`tool_choice` is for `tools`; send `function_call` with `functions`.")
     if body.tools and body.function_call not in (None, *FUNCTION_CHOICES):
-        raise out_of_range("function_call", "`function_call` is for `functions`; send `tool_choice` with `tools`.")
+        raise conflict("function_call", "`function_call` is for `functions`; send `tool_choice` with `tools`.")
     if body.functions or body.function_call not in (None, *FUNCTION_CHOICES):
         return function_settings(body.functions or [], body.function_call)
     return tool_settings(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
@@ -172,18 +172,19 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
 def _max_tokens(body: ChatBody) -> int | None:
     for name, value in spellings_in(body, "max_tokens").items():
         if value == 0:  # some clients mean no limit by it, and others no answer
-            raise out_of_range(name, f"`{name}` is 0; it must be a whole number of at least 1, or -1 for no limit.")
+            message = f"`{name}` is 0; it must be a whole number of at least 1, or -1 for no limit."
+            raise wrong_value(name, message, code="integer_below_min_value")
     return most_tokens(body)
 
 
 def _logprobs(body: ChatBody) -> int | None:
     check_range("top_logprobs", body.top_logprobs, low=0, high=MAX_TOP_LOGPROBS)
     if body.logprobs not in (None, False, True):
-        raise out_of_range(
+        raise wrong_value(
             "logprobs", f"`logprobs` is {body.logprobs}; send true, and how many tokens to list as `top_logprobs`."
         )
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
-        raise out_of_range("top_logprobs", f"`top_logprobs` is {body.top_logprobs}; send `logprobs` true with it.")
+        raise conflict("top_logprobs", f"`top_logprobs` is {body.top_logprobs}; send `logprobs` true with it.")
     return None

@@ -14,7 +14,7 @@ from infer_server.api.fields import described
 from infer_server.api.history import read_arguments
 from infer_server.api.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.api.tools import MAX_TOOLS, check_forced_tool, check_tools
-from infer_server.api.validation import out_of_range, unsupported
+from infer_server.api.validation import unsupported, wrong_value
 from infer_server.errors import missing, shorten
 from infer_server.openai.tool_choice import FunctionName, ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, object_type
@@ -110,7 +110,7 @@ def function_settings(functions: list[dict[str, Any]], choice: str | dict[str, A
     )
     check_tools(offered, places=places)
     if isinstance(choice, str) and choice not in FUNCTION_CHOICES:
-        raise out_of_range(
+        raise wrong_value(
             "function_call", f"`function_call` is {shorten(choice, 40)!r}; send `none`, `auto` or a function's name."
         )
     if isinstance(choice, dict):

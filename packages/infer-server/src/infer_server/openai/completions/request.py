@@ -11,7 +11,7 @@ from infer_engine.protocol import GenerateRequest, InfillPrompt
 from infer_engine.protocol.sampling import MAX_LOGPROBS
 from infer_server.api.fields import described, spellings_in
 from infer_server.api.foreign_fields import check_foreign
-from infer_server.api.validation import check_model, check_range, out_of_range, unsupported
+from infer_server.api.validation import check_model, check_range, conflict, too_many, unsupported
 from infer_server.errors import ApiError
 from infer_server.openai.generation_fields import GenerationFields, generation_params, most_tokens
 
@@ -88,7 +88,7 @@ def completion_requests(body: CompletionBody, *, served_model: str) -> list[Gene
     prompts = _prompts(body.prompt)
     check_model(body.model, served_model=served_model)
     if len(prompts) > MAX_PROMPTS:
-        raise out_of_range("prompt", f"`prompt` has {len(prompts)} prompts; send at most {MAX_PROMPTS} in one request.")
+        raise too_many("prompt", len(prompts), "prompts", most=MAX_PROMPTS)
     check_foreign(body)
     n = 1 if (sent := getattr(body, "n", None)) is None else sent
     if body.best_of not in (None, n):
@@ -120,7 +120,7 @@ def _check_suffix(body: CompletionBody, prompts: Sequence[object]) -> None:
     if body.echo:
         raise unsupported("echo", body.echo, send="false with `suffix`")
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise out_of_range("suffix", "`suffix` needs texts as `prompt`, not token ids; send texts, or leave it out.")
+        raise conflict("suffix", "`suffix` needs texts as `prompt`, not token ids; send texts, or leave it out.")
 
 
 def _logprobs(body: CompletionBody) -> int | None:

@@ -19,7 +19,7 @@ from infer_server.api.shared_fields import (
     ThinkingTokenBudget,
 )
 from infer_server.api.thinking import budget_of, checked_effort, template_kwargs_of
-from infer_server.api.validation import check_model, out_of_range
+from infer_server.api.validation import check_model, wrong_value
 from infer_server.errors import missing
 from infer_server.openai.responses.input_items import INPUT, conversation_of
 from infer_server.openai.responses.text_format import TextField, structured_outputs
@@ -143,9 +143,8 @@ def responses_request(body: ResolvedBody, *, served_model: str) -> GenerateReque
     wanted = structured_outputs(body.text)
     most = body.max_output_tokens
     if most is not None and most < 1:
-        raise out_of_range(
-            "max_output_tokens", f"`max_output_tokens` is {most}; it must be a whole number of at least 1."
-        )
+        message = f"`max_output_tokens` is {most}; it must be a whole number of at least 1."
+        raise wrong_value("max_output_tokens", message, code="integer_below_min_value")
     params = sampling_params(
         body,
         names={"max_tokens": "max_output_tokens"},

@@ -7,7 +7,7 @@ import msgspec
 from infer_engine.protocol import StructuredOutputs
 from infer_engine.protocol.structured_outputs import Whitespace
 from infer_server.api.fields import described
-from infer_server.api.validation import out_of_range
+from infer_server.api.validation import wrong_value
 from infer_server.errors import shorten
 from infer_server.openai.structured_outputs import STRICT, WHITESPACE
 
@@ -52,11 +52,11 @@ def structured_outputs(text: TextField | None) -> StructuredOutputs | None:
         case TextFormat(type="json_object"):
             return StructuredOutputs(json_object=True, whitespace=wanted.whitespace)
         case TextFormat(type="json_schema", schema=None):
-            raise out_of_range("text.format", "`text.format.schema` is missing; send it with the type `json_schema`.")
+            raise wrong_value("text.format", "`text.format.schema` is missing; send it with the type `json_schema`.")
         case TextFormat(type="json_schema"):
             return StructuredOutputs(json=wanted.schema, strict=bool(wanted.strict), whitespace=wanted.whitespace)
         case _:
-            raise out_of_range(
+            raise wrong_value(
                 "text.format", f"`text.format.type` is {shorten(wanted.type, 40)!r}; send one of {', '.join(_TYPES)}."
             )
 

@@ -13,7 +13,7 @@ from infer_engine.protocol import Tool
 from infer_server.api.fields import described
 from infer_server.api.shared_fields import ToolDescription, ToolName, ToolParameters, ToolStrict
 from infer_server.api.tools import MAX_TOOLS, TOOL_NAME_PATTERN, check_tool_name, check_tools
-from infer_server.api.validation import out_of_range, unsupported
+from infer_server.api.validation import too_many, unsupported
 from infer_server.errors import missing
 from infer_server.openai.tool_choice import ToolChoiceField, ToolSettings, tool_settings_of
 from infer_server.openai.typed_objects import decode_object, dropped_object, object_type
@@ -113,7 +113,7 @@ def tool_settings(
     """
     given = tools or []
     if len(given) > MAX_TOOLS:
-        raise out_of_range("tools", f"`tools` has {len(given)} tools; send at most {MAX_TOOLS}.")
+        raise too_many("tools", len(given), "tools", most=MAX_TOOLS)
     read = callable_tools(given)
     if given and not read and choice != "none":
         raise unsupported("tools[0].type", given[0]["type"], send="`function`")
