@@ -1,13 +1,13 @@
 """`StepRunner`: how a core lets a device compute. The device may still compute when a call returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import TokenLogprob
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule
 
 PromptLogprobs = Mapping[str, list[TokenLogprob]]
@@ -57,10 +57,10 @@ class StepRunner(Protocol):
             EngineFailedError: no later call can succeed.
         """
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        """Start to choose the next token of each of `requests`, of which all tokens are known.
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`, of which all tokens are known.
 
-        `computed` has one row for each. A request that has ended, and so has no row of the batch, gets any token.
+        `computed` has one row of logits for each. A request that has ended, so that its `row` is -1, gets any token.
         """
 
     def probe(self) -> None:

@@ -1,9 +1,11 @@
 """`RecordingRunner`: a runner that also keeps the logits of every token."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from infer_engine.outputs import SampledTokens
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule
 from infer_engine.step_runner import ComputedPass, StepRunner
 
@@ -23,9 +25,9 @@ class RecordingRunner:
             self._logits[request.request_id, request.num_tokens] = row
         return computed
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        """Start to choose the next token of each of `requests`."""
-        return self._inner.sample(computed, requests)
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`."""
+        return self._inner.sample(computed, rows)
 
     def probe(self) -> None:
         """Compute something small."""

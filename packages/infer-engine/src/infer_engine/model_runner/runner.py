@@ -1,7 +1,7 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_model import BatchModel
 from infer_engine.outputs import SampledTokens
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
     find_prompt_logprob_rows,
@@ -52,9 +52,7 @@ class ModelRunner:
             raise _no_memory(len(schedule.items), error) from error
 
     def _forward(self, schedule: Schedule) -> ComputedPass:
-        batch = self._input_buffers.build(
-            schedule.items, schedule.table_edits, decodes=schedule.decodes, state_moves=schedule.state_moves
-        )
+        batch = self._input_buffers.build(schedule.items, schedule.table_edits, decodes=schedule.decodes)
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, self._latest_tokens)
         hidden = self._model.hidden_states(batch)
@@ -86,17 +84,17 @@ class ModelRunner:
         return None if latest is None or latest[0] is not schedule else latest[1]
 
     @torch.inference_mode()
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        """Start to choose the next token of each of `requests`; `computed` has one row for each."""
-        if not requests:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`; `computed` has one row of logits for each."""
+        if not rows:
             return SampledTokens.known([])
         use_device(self._device)
         try:
-            sampled = None if computed.choose is None else self._sampler.replay(computed.choose, requests)
+            sampled = None if computed.choose is None else self._sampler.replay(computed.choose, rows)
             if sampled is None:
-                sampled = self._sampler.launch(computed.logits(), requests)
+                sampled = self._sampler.launch(computed.logits(), rows)
         except torch.OutOfMemoryError as error:
-            raise _no_memory(len(requests), error) from error
+            raise _no_memory(len(rows), error) from error
         self._latest_tokens = sampled.on_device
         return sampled
 

@@ -1,6 +1,6 @@
 """`InputBuffers`: builds the inputs of a step from its requests, and copies them to the device at once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infer_cache import StateMove
-from infer_cache.states.sequence_states import NO_MOVES
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.step_buffers import StepBuffers
-from infer_engine.request import Request, RequestState
+from infer_engine.request import RequestState, StepRow
 from infer_engine.scheduling import RowEdit
 
 
@@ -63,21 +62,20 @@ class InputBuffers(StepBuffers):
         self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
         # Of the latest batch: what lies in the buffer need not be written again.
         self._latest_shape: BatchShape | None = None
-        self._latest_decodes: list[Request] = []
+        self._latest_decodes: Sequence[StepRow] = ()
         self._latest_rows = np.zeros(0, dtype=np.int32)
         self._latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
 
     def build(
         self,
-        items: Sequence[tuple[Request, int]],
+        items: Sequence[tuple[StepRow, int]],
         edits: Sequence[RowEdit],
         *,
-        decodes: list[Request] | None = None,
-        state_moves: Mapping[str, StateMove] = NO_MOVES,
+        decodes: Sequence[StepRow] | None = None,
     ) -> ForwardBatch:
-        """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens).
+        """Apply `edits` to the block tables, and return the batch of `items`, (row, number of tokens).
 
-        `decodes` are the requests of `items`, if all are known to decode. `state_moves` are the slots of their states.
+        `decodes` are the rows of `items`, and of drafts, if all are known to decode.
         """
         self._await_copy()
         if edits:
@@ -86,7 +84,7 @@ class InputBuffers(StepBuffers):
             decodes = [request for request, _ in items if request.state is RequestState.DECODE]
             decodes = decodes if len(decodes) == len(items) else None
         if decodes is not None:
-            return self._build_decodes(decodes, _moves_of(decodes, state_moves))
+            return self._build_decodes(decodes)
         per_item = np.array(
             [
                 (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, r.num_tokens)
@@ -128,10 +126,10 @@ class InputBuffers(StepBuffers):
             is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompt_lens)),
             rows=rows,
             has_pending_tokens=int(input_ids.min()) < 0,
-            moves=[state_moves[request.request_id] for request, _ in items] if state_moves else [],
+            moves=self._moves_of([request for request, _ in items]),
         )
 
-    def _build_decodes(self, requests: list[Request], moves: list[StateMove]) -> ForwardBatch:
+    def _build_decodes(self, requests: Sequence[StepRow]) -> ForwardBatch:
         """Return the batch of one decode for each of `requests`: the fast path of most steps."""
         total = len(requests)
         parts = self._place(total, total, is_decode_only=True)
@@ -161,7 +159,7 @@ class InputBuffers(StepBuffers):
             is_prefill=self._no_prefill[:total],
             rows=rows,
             has_pending_tokens=min(input_ids) < 0,
-            moves=moves,
+            moves=self._moves_of(requests),
             writes_sequences=not is_same,
         )
 
@@ -189,7 +187,7 @@ class InputBuffers(StepBuffers):
         """
         self._await_copy()
         parts = self._place_of(shape)
-        self._latest_decodes = []
+        self._latest_decodes = ()
         nothing = np.zeros(0, dtype=np.int32)
         self._finish(
             parts,
@@ -254,6 +252,10 @@ class InputBuffers(StepBuffers):
             has_pending_tokens=has_pending_tokens,
         )
 
+    def _moves_of(self, requests: Sequence[StepRow]) -> list[StateMove]:
+        """Return the slots of each row's state; none for a model without states."""
+        return [request.state_move for request in requests] if self._has_states else []
+
     def _write_sequences(
         self,
         parts: BatchParts,
@@ -281,12 +283,7 @@ class InputBuffers(StepBuffers):
             part[num_seqs:] = 0
 
 
-def _moves_of(requests: Sequence[Request], moves: Mapping[str, StateMove]) -> list[StateMove]:
-    """Return the slots of each request's state; none for a model without states."""
-    return [request.state_move(moves) for request in requests] if moves else []
-
-
-def _next_id(request: Request) -> int:
+def _next_id(request: StepRow) -> int:
     """Return the id of the next token to compute, as in `ForwardBatch.input_ids`."""
     computed = request.num_computed_tokens
     return request.token_ids[computed] if computed < len(request.token_ids) else -1 - request.pending_row
