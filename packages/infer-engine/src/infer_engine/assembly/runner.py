@@ -339,6 +339,7 @@ def _capture_on_cpu(loaded: LoadedRank, cache: _Cache) -> CPUGraph | None:
             max_seqs=loaded.limits.max_rows,
             max_seq_len=cache.kv.max_seq_len,
             state_pool=cache.state_pool,
+            row_parts=loaded.row_parts,
         )
     except NotCapturableError as error:
         logger.info("Steps are not captured: %s", error)

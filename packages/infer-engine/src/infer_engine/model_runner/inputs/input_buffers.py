@@ -7,9 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infer_cache import StateMove
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch
+from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch, RowPart
 from infer_engine.model_runner.inputs.step_buffers import StepBuffers
 from infer_engine.request import RequestState, StepRow
 from infer_engine.scheduling import RowEdit
@@ -30,7 +29,7 @@ class InputBuffers(StepBuffers):
         has_metadata: bool = False,
         padded_shapes: PaddedShapes | None = None,
         first_position: Callable[[int], int] | None = None,
-        has_states: bool = False,
+        row_parts: Sequence[RowPart] = (),
     ) -> None:
         """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
 
@@ -44,7 +43,7 @@ class InputBuffers(StepBuffers):
             has_metadata: keep block tables and the sequences of a batch on the device.
             padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
             first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
-            has_states: the model has layers with states.
+            row_parts: the optional parts of batches.
         """
         super().__init__(
             max_tokens=max_tokens,
@@ -54,7 +53,7 @@ class InputBuffers(StepBuffers):
             num_groups=num_groups,
             device=device,
             has_metadata=has_metadata,
-            has_states=has_states,
+            row_parts=row_parts,
         )
         self._first_position = first_position
         self._padded_shapes = padded_shapes
@@ -126,7 +125,7 @@ class InputBuffers(StepBuffers):
             is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompt_lens)),
             rows=rows,
             has_pending_tokens=int(input_ids.min()) < 0,
-            moves=self._moves_of([request for request, _ in items]),
+            step_rows=[row for row, _ in items],
         )
 
     def _build_decodes(self, requests: Sequence[StepRow]) -> ForwardBatch:
@@ -159,7 +158,7 @@ class InputBuffers(StepBuffers):
             is_prefill=self._no_prefill[:total],
             rows=rows,
             has_pending_tokens=min(input_ids) < 0,
-            moves=self._moves_of(requests),
+            step_rows=requests,
             writes_sequences=not is_same,
         )
 
@@ -219,7 +218,7 @@ class InputBuffers(StepBuffers):
         is_prefill: Tensor,
         rows: NDArray[np.int32],
         has_pending_tokens: bool,
-        moves: Sequence[StateMove] = (),
+        step_rows: Sequence[StepRow] = (),
         writes_sequences: bool = True,
     ) -> ForwardBatch:
         """Write the rest of a batch of `total` tokens, copy it to the device, and return it.
@@ -240,7 +239,7 @@ class InputBuffers(StepBuffers):
                 parts.logits_indices_on_device[:num_sampled],
                 torch.from_numpy(query_start),
             )
-        parts.write_states(query_start, moves)
+        parts.write_optional(query_start, step_rows)
         self._latest_shape = parts.shape
         return self._copy_batch(
             parts,
@@ -251,10 +250,6 @@ class InputBuffers(StepBuffers):
             rows=rows,
             has_pending_tokens=has_pending_tokens,
         )
-
-    def _moves_of(self, requests: Sequence[StepRow]) -> list[StateMove]:
-        """Return the slots of each row's state; none for a model without states."""
-        return [request.state_move for request in requests] if self._has_states else []
 
     def _write_sequences(
         self,

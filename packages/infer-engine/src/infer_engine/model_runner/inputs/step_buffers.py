@@ -5,6 +5,7 @@ a rank that schedules    writes a batch ──> copies it to its device
 any other rank                   └────────> writes the same bytes ──> copies them to its device
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from infer_engine.model_runner.inputs.block_tables import BlockTables
-from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, DeviceInputs, ForwardBatch
+from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, DeviceInputs, ForwardBatch, RowPart
 from infer_engine.model_runner.inputs.staged_step import StagedStep
 from infer_engine.sampling.transfers import to_device
 
@@ -40,7 +41,7 @@ class StepBuffers:
         num_groups: int,
         device: torch.device,
         has_metadata: bool = False,
-        has_states: bool = False,
+        row_parts: Sequence[RowPart] = (),
     ) -> None:
         """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
 
@@ -52,11 +53,11 @@ class StepBuffers:
             num_groups: groups of layers.
             device: what computes.
             has_metadata: keep block tables and the sequences of a batch on the device.
-            has_states: the model has layers with states.
+            row_parts: the optional parts of batches.
         """
         self._block_size = block_size
         self._num_groups = num_groups
-        self._has_states = has_states
+        self._row_parts = row_parts
         self._tables = BlockTables(
             num_groups=num_groups,
             max_rows=max_seqs,
@@ -64,7 +65,8 @@ class StepBuffers:
             block_size=block_size,
             device=device if has_metadata else None,
         )
-        size = _BATCH_START + (2 + num_groups) * max_tokens + 8 * max_seqs + 2
+        num_columns = 6 + sum(part.num_columns for part in row_parts)
+        size = _BATCH_START + (2 + num_groups) * max_tokens + num_columns * max_seqs + 2
         self._host_buffer = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_buffer = (
             self._host_buffer if device.type == "cpu" else torch.zeros_like(self._host_buffer, device=device)
@@ -101,7 +103,7 @@ class StepBuffers:
             shape=shape,
             num_groups=self._num_groups,
             tables_on_device=self._tables.on_device,
-            has_states=self._has_states,
+            row_parts=self._row_parts,
         )
 
     def _await_copy(self) -> None:
@@ -158,7 +160,8 @@ class StepBuffers:
             position_ids=inputs.position_ids,
             slots=inputs.slots,
             metadata=inputs.metadata,
-            state_rows=inputs.state_rows,
+            row_parts=inputs.row_parts,
+            row_starts=inputs.row_starts,
             num_tokens=total,
             logits_indices=logits_indices,
             query_start=query_start,
