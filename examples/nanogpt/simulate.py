@@ -20,10 +20,9 @@ from typing import Any
 from infer_engine import EngineConfig, SamplingParams
 from infer_engine.assembly.core import CoreParts, build_core
 from infer_engine.messages import Submit
-from infer_engine.outputs import SampledTokens
 from infer_engine.request import Request, StepRow
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass, StepRunner
+from infer_engine.step_runner import ComputedPass, SampledTokens, StepRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,10 @@ from infer_bench.serving.plots import INK, STYLE, save_figure
 from infer_engine.assembly.core import build_kv_cache_manager, build_scheduler, choose_sharing
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import Submit
-from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule, SchedulerLimits
-from infer_engine.step_runner import ComputedPass
+from infer_engine.step_runner import ComputedPass, SampledTokens
 
 ROWS = 8
 BLOCK_SIZE = 64

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
-from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch, RowPart
-from infer_engine.model_runner.inputs.staged_step import StagedStep
+from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch, RowPart, StagedStep
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import NotCapturableError
 from infer_models import CausalLM, load_model

@@ -13,10 +13,9 @@ from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.dummy_requests import dummy_request
 from infer_engine.model_runner.loading.memory_profile import run_largest_step
-from infer_engine.outputs import SampledTokens
 from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass
+from infer_engine.step_runner import ComputedPass, SampledTokens
 from infer_proofs.engine.interpreted.engine import run_interpreted
 from infer_proofs.engine.models import save_servable
 

@@ -10,9 +10,8 @@ import torch
 from infer_cache import StateMove, TableEdit
 from infer_engine.messages import Submit
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.inputs.forward_batch import STATES, BatchShape, RowPart
+from infer_engine.model_runner.inputs.forward_batch import STATES, BatchShape, RowPart, StagedStep
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
-from infer_engine.model_runner.inputs.staged_step import StagedStep
 from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request, RequestState
 

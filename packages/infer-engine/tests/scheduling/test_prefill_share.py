@@ -14,12 +14,11 @@ from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.messages import Submit
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, PrefillShare, Schedule, SchedulerLimits
 from infer_engine.scheduling.prefill_share import FLOOR
-from infer_engine.step_runner import ComputedPass, PromptLogprobs, no_prompt_logprobs
+from infer_engine.step_runner import ComputedPass, PromptLogprobs, SampledTokens, SamplerOutput, no_prompt_logprobs
 from infer_proofs.engine.faults import Fault, FaultPlan
 from infer_proofs.engine.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 

@@ -10,14 +10,13 @@ import pytest
 
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import TokenOutput
-from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.protocol.config.speculation import Speculation
 from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule, SchedulerLimits
 from infer_engine.speculation.drafts import JoinedTokens
 from infer_engine.speculation.proposals import Proposal
-from infer_engine.step_runner import ComputedPass, StepRunner
+from infer_engine.step_runner import ComputedPass, SampledTokens, StepRunner
 from infer_proofs.engine.formula import FormulaEngine, FormulaProposer, expected_tokens, tokens_of
 
 NGRAM = '{"method": "ngram", "prompt_lookup_min": 1}'

@@ -100,7 +100,9 @@ def load_model_runner(
         suppressed=suppressed_tokens(folder),
     )
     size = config.tensor_parallel_size
-    _use_limits(config)
+    limit_threads(config.data_parallel_size * size)
+    if found := read_host_limits().describe():
+        logger.info("%s; %d threads compute", found, torch.get_num_threads())
     if device.type == "cuda":
         require_launcher()
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
@@ -120,13 +122,6 @@ def load_model_runner(
     except BaseException:
         workers.close()
         raise
-
-
-def _use_limits(config: EngineConfig) -> None:
-    """Compute with as many threads as a container's quota is worth, and log its limits."""
-    limit_threads(config.data_parallel_size * config.tensor_parallel_size)
-    if found := read_host_limits().describe():
-        logger.info("%s; %d threads compute", found, torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +155,7 @@ class _Vocabulary:
 
 
 class _Cache(NamedTuple):
-    """The memory of sequences.
-
-    Attributes:
-        kv: sizes of the KV cache.
-        states: sizes of the states.
-        pool: keys and values.
-        state_pool: states; None if the model has none.
-        mtp_pool: keys and values of the layer that predicts a token further; None if there is none.
-    """
+    """The memory of sequences: keys and values, and where the model has them states, and an MTP layer's own cache."""
 
     kv: KVSizes
     states: StateSizes

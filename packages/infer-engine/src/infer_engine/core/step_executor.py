@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import RequestFailure, TokenLogprob
 from infer_engine.request import Request, StepRow
 from infer_engine.scheduling import PrefillShare, Schedule
@@ -23,6 +22,8 @@ from infer_engine.step_runner import (
     ComputedPass,
     EngineFailedError,
     PromptLogprobs,
+    SampledTokens,
+    SamplerOutput,
     StepOutOfMemoryError,
     StepRunner,
 )

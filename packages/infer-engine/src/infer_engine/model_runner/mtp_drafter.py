@@ -22,7 +22,7 @@ from infer_engine.model_runner.runner import ModelRunner
 from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import RowEdit, Schedule
-from infer_engine.speculation.drafts import AllowedAfterDrafts, DraftRow, JoinedTokens
+from infer_engine.speculation.drafts import DraftRow, FixedMask, JoinedTokens
 from infer_engine.speculation.proposals import Proposal, Source
 from infer_models import CausalLM
 
@@ -125,7 +125,7 @@ class MTPDrafter:
         """Return what `request` would draw behind `drafts`, by its own random numbers."""
         row: StepRow = request
         if drafts:
-            constraint = None if request.constraint is None else AllowedAfterDrafts(None)
+            constraint = None if request.constraint is None else FixedMask(None)
             row = DraftRow(request, drafts.copy(), constraint=constraint)
         return self._sampler.launch(self._model.logits(hidden), [row]).wait().token_ids[0]
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_model import BatchModel
-from infer_engine.outputs import SampledTokens
 from infer_engine.request import StepRow
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
@@ -19,7 +18,14 @@ from infer_engine.sampling.prompt_logprobs import (
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.sampling.transfers import HostCopy
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError, no_prompt_logprobs
+from infer_engine.step_runner import (
+    ComputedPass,
+    PromptLogprobs,
+    SampledTokens,
+    StepOutOfMemoryError,
+    StepRunner,
+    no_prompt_logprobs,
+)
 from infer_kernels import resolve_token_ids
 
 
@@ -104,6 +110,30 @@ class ModelRunner:
         use_device(self._device)
         batch = self._input_buffers.build_probe()
         self._model.logits(self._model.hidden_states(batch), batch.logits_indices).sum().item()
+
+
+class RecordingRunner:
+    """Computes with another `ModelRunner`, or with one that returns logits as it does. Implements `StepRunner`."""
+
+    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
+        """Keep in `logits`, by (request id, tokens known), a copy of the row that the next token is chosen from."""
+        self._inner = inner
+        self._logits = logits
+
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Start to compute the items of the schedule."""
+        computed = self._inner.forward(schedule)
+        for request, row in zip(schedule.needs_sampling, computed.logits().clone(), strict=True):
+            self._logits[request.request_id, request.num_tokens] = row
+        return computed
+
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`."""
+        return self._inner.sample(computed, rows)
+
+    def probe(self) -> None:
+        """Compute something small."""
+        self._inner.probe()
 
 
 def _computed(

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.request import StepRow
 from infer_engine.sampling.draw_buffers import Draws
 from infer_engine.sampling.logit_edits import Bitmask, LogitEdits, SuppressedTokens
@@ -27,6 +26,7 @@ from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
 from infer_engine.sampling.metadata import PLAIN_DRAW, SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.transfers import HostCopy, to_device
+from infer_engine.step_runner import SampledTokens, SamplerOutput
 from infer_engine.structured.errors import GrammarError
 from infer_kernels import Largest, apply_bitmask, greedy, sample
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from infer_engine.protocol.stats import NO_DRAFTS
 from infer_engine.request import Request
 from infer_engine.speculation.acceptance_rate import AcceptanceRate
-from infer_engine.speculation.drafts import AllowedAfterDrafts, DraftRow
+from infer_engine.speculation.drafts import DraftRow, FixedMask
 from infer_engine.speculation.proposals import Proposal, Proposer, Source
 from infer_engine.structured.errors import GrammarError
 
@@ -125,7 +125,7 @@ class DraftedSequence:
             DraftRow(
                 self.request,
                 token_ids[:count],
-                constraint=AllowedAfterDrafts(draft.allowed_behind) if has_constraint else None,
+                constraint=FixedMask(draft.allowed_behind) if has_constraint else None,
                 state_move=state_move,
                 on_accepted=self._accept,
             )

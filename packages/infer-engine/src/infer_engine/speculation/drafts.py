@@ -1,7 +1,7 @@
 """`DraftRow`: a request as it is after some drafts, for one row of a step."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from infer_cache.states.sequence_states import NO_MOVE, StateMove
 from infer_engine.request import Request, RequestState, StepRow
@@ -41,18 +41,14 @@ class JoinedTokens(Sequence[int]):
         return self._before[index] if index < length else self._after[index - length]
 
 
-class AllowedAfterDrafts:
-    """The constraint of a row of drafts: the tokens that the request's own constraint allows behind them."""
+class FixedMask(NamedTuple):
+    """A constraint of one row of a step alone: the tokens that may come next, or None for all."""
 
-    __slots__ = ("_allowed",)
-
-    def __init__(self, allowed: "Bitmask | None") -> None:
-        """Allow the tokens of a mask; None allows all."""
-        self._allowed = allowed
+    allowed: "Bitmask | None"
 
     def mask(self) -> "Bitmask | None":
-        """Return the tokens that may come next, as `TokenConstraint.mask` does."""
-        return self._allowed
+        """Return them, as `TokenConstraint.mask` does."""
+        return self.allowed
 
 
 class DraftRow(StepRow):
@@ -65,7 +61,7 @@ class DraftRow(StepRow):
         request: Request,
         drafts: list[int],
         *,
-        constraint: AllowedAfterDrafts | None = None,
+        constraint: FixedMask | None = None,
         state_move: StateMove = NO_MOVE,
         on_accepted: Callable[[int], None] = lambda _: None,
     ) -> None:

@@ -22,10 +22,9 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from infer_engine.assembly.core import CoreParts
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.request import StepRow
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
-from infer_engine.step_runner import ComputedPass, StepRunner
+from infer_engine.step_runner import ComputedPass, SampledTokens, SamplerOutput, StepRunner
 
 Stage = Literal["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"]
 Action = Literal["raise", "refuse", "sleep", "nan"]

@@ -8,11 +8,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import TokenLogprob
 from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.scheduling import KVCacheManager, RowEdit, Schedule
-from infer_engine.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError
+from infer_engine.step_runner import ComputedPass, PromptLogprobs, SampledTokens, SamplerOutput, StepOutOfMemoryError
 
 
 def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:

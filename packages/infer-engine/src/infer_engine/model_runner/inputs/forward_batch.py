@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,9 +15,6 @@ from torch import Tensor
 from infer_engine.request import StepRow
 from infer_kernels import DeviceMetadata
 from infer_models import ModelConfig
-
-if TYPE_CHECKING:
-    from infer_engine.model_runner.inputs.staged_step import StagedStep
 
 T = TypeVar("T")
 
@@ -94,6 +92,30 @@ class DeviceInputs:
     row_starts: Tensor | None = None
 
 
+class StagedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes that a step copies to the device, with which another rank stages the same step; numbers are int32.
+
+    Attributes:
+        shape: size of the batch, padding included.
+        num_tokens: rows without padding.
+        num_seqs: sequences without padding.
+        num_sampled: rows whose logits are sampled.
+        has_pending_tokens: whether only rank 0's device knows some token ids.
+        parts: the parts of the batch, as `BatchParts` divides them.
+        elements: int64: elements of the block tables that have changed.
+        values: what they have become.
+    """
+
+    shape: BatchShape
+    num_tokens: int
+    num_seqs: int
+    num_sampled: int
+    has_pending_tokens: bool
+    parts: bytes
+    elements: bytes
+    values: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch(DeviceInputs):
     """The inputs of a forward pass. Tensors on the host have no padding.
@@ -118,7 +140,7 @@ class ForwardBatch(DeviceInputs):
     is_prefill: Tensor
     gather_block_tables: Callable[[], tuple[Tensor, ...]]
     has_pending_tokens: bool
-    stage: Callable[[], "StagedStep"]
+    stage: Callable[[], StagedStep]
 
     @property
     def is_decode_only(self) -> bool:

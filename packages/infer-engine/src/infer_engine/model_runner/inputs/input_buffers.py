@@ -1,14 +1,13 @@
 """`InputBuffers`: builds the inputs of a step from its requests, and copies them to the device at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch, RowPart
+from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.step_buffers import StepBuffers
 from infer_engine.request import RequestState, StepRow
 from infer_engine.scheduling import RowEdit
@@ -17,53 +16,11 @@ from infer_engine.scheduling import RowEdit
 class InputBuffers(StepBuffers):
     """Builds batches in the buffers of all steps, with padding where a captured step needs it."""
 
-    def __init__(
-        self,
-        *,
-        max_tokens: int,
-        max_seqs: int,
-        max_seq_len: int,
-        block_size: int,
-        num_groups: int,
-        device: torch.device,
-        has_metadata: bool = False,
-        padded_shapes: PaddedShapes | None = None,
-        first_position: Callable[[int], int] | None = None,
-        row_parts: Sequence[RowPart] = (),
-    ) -> None:
-        """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
-
-        Args:
-            max_tokens: tokens of a step.
-            max_seqs: sequences of a step.
-            max_seq_len: tokens of a sequence.
-            block_size: tokens of a block.
-            num_groups: groups of layers.
-            device: what computes.
-            has_metadata: keep block tables and the sequences of a batch on the device.
-            padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
-            first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
-            row_parts: the optional parts of batches.
-        """
-        super().__init__(
-            max_tokens=max_tokens,
-            max_seqs=max_seqs,
-            max_seq_len=max_seq_len,
-            block_size=block_size,
-            num_groups=num_groups,
-            device=device,
-            has_metadata=has_metadata,
-            row_parts=row_parts,
-        )
-        self._first_position = first_position
-        self._padded_shapes = padded_shapes
-        self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
-        self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
-        # Of the latest batch: what lies in the buffer need not be written again.
-        self._latest_shape: BatchShape | None = None
-        self._latest_decodes: Sequence[StepRow] = ()
-        self._latest_rows = np.zeros(0, dtype=np.int32)
-        self._latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
+    # Of the latest batch: what lies in the buffer need not be written again.
+    _latest_shape: BatchShape | None = None
+    _latest_decodes: Sequence[StepRow] = ()
+    _latest_rows: NDArray[np.int32]
+    _latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
 
     def build(
         self,
@@ -198,14 +155,6 @@ class InputBuffers(StepBuffers):
             rows=nothing,
             has_pending_tokens=False,
         )
-
-    def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> BatchParts:
-        """Return where to write a batch: with padding, if it is to be padded."""
-        if self._padded_shapes is not None:
-            shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
-            if shape is not None:
-                return self._place_of(shape)
-        return self._place_at(BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only))
 
     def _finish(
         self,
