@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -265,7 +265,8 @@ class BatchParts:
         self.row_starts[: len(query_start)] = query_start
         self.row_starts[len(query_start) :] = query_start[-1]
         for part, columns in self.row_parts.items():
-            numbers = np.array([part.read(row) for row in rows], np.int32).reshape(-1, part.num_columns)
+            read = chain.from_iterable(map(part.read, rows))
+            numbers = np.fromiter(read, np.int32).reshape(-1, part.num_columns)
             for column, values in zip(columns, numbers.T, strict=True):
                 column[: len(rows)] = values
                 column[len(rows) :] = part.padding
