@@ -20,10 +20,9 @@ from typing import Any
 from infer_engine import EngineConfig, SamplingParams
 from infer_engine.assembly.core import CoreParts, build_core
 from infer_engine.messages import Submit
-from infer_engine.outputs import SampledTokens
-from infer_engine.request import Request
+from infer_engine.request import Request, StepRow
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass, StepRunner
+from infer_engine.step_runner import ComputedPass, SampledTokens, StepRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +130,8 @@ class _NotingRunner:
         self._passes.append(tuple(_share(request, num_tokens) for request, num_tokens in schedule.items))
         return self._inner.forward(schedule)
 
-    def sample(self, logits: Any, requests: list[Request]) -> SampledTokens:
-        return self._inner.sample(logits, requests)
+    def sample(self, logits: Any, rows: Sequence[StepRow]) -> SampledTokens:
+        return self._inner.sample(logits, rows)
 
     def probe(self) -> None:
         self._inner.probe()

@@ -24,11 +24,10 @@ from infer_bench.serving.plots import INK, STYLE, save_figure
 from infer_engine.assembly.core import build_kv_cache_manager, build_scheduler, choose_sharing
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import Submit
-from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig, SamplingParams
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule, SchedulerLimits
-from infer_engine.step_runner import ComputedPass
+from infer_engine.step_runner import ComputedPass, SampledTokens
 
 ROWS = 8
 BLOCK_SIZE = 64
@@ -141,10 +140,10 @@ class NotingRunner:
             (bar.prefill_steps if is_prompt else bar.decode_steps).append(self.step)
         return ComputedPass(logits=lambda: None)
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
         """Give everybody the same token."""
         del computed
-        return SampledTokens.known([1] * len(requests))
+        return SampledTokens.known([1] * len(rows))
 
     def probe(self) -> None:
         """Be alive."""

@@ -24,7 +24,7 @@ from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.frontend.output_processor import OutputProcessor
 from infer_engine.messages import Submit, TokenOutput
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, Schedule, SchedulerLimits
 from infer_engine.step_runner import ComputedPass
@@ -70,9 +70,9 @@ class NullRunner:
             )
         return ComputedPass(logits=lambda: self._logits[: len(inputs.logits_indices)])
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> Any:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> Any:
         """Choose as the engine does."""
-        return self._sampler.launch(computed.logits(), requests)
+        return self._sampler.launch(computed.logits(), rows)
 
     def probe(self) -> None:
         """Be alive."""

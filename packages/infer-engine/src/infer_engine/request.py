@@ -1,4 +1,4 @@
-"""`Request`: one sequence inside the core: its tokens, its progress and its state.
+"""`Request`: one sequence inside the core: its tokens, its progress and its state; `StepRow`: what a step reads of it.
 
 WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, stop, length──> FINISHED
    ^                  │                       │
@@ -6,19 +6,20 @@ WAITING ──admit──> PREFILL ──last chunk──> DECODE ──eos, sto
 """
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from infer_cache.block_hashes import BlockHashes
+from infer_cache.states.sequence_states import NO_MOVE, StateMove
 from infer_engine.messages import Submit
 from infer_engine.protocol import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
-    from infer_cache.states.sequence_states import StateMove
     from infer_engine.chat.call_constraint import CallConstraint
     from infer_engine.chat.thinking_constraint import ThinkingConstraint
     from infer_engine.protocol.stats import DraftCounts
     from infer_engine.structured.allowed_tokens import AllowedTokens
+    from infer_engine.structured.bitmasks import Bitmask
     from infer_engine.structured.constraint import TokenConstraint
 
 
@@ -33,63 +34,49 @@ class RequestState(enum.Enum):
     FAILED = enum.auto()
 
 
-class Request:
-    """One sequence inside the core.
+class RowConstraint(Protocol):
+    """A constraint, as a step reads it."""
+
+    def mask(self) -> "Bitmask | None":
+        """Return the tokens that may come next; None: all."""
+
+
+class StepRow:
+    """One sequence of a step: what the input buffers and the sampler read of it.
 
     Attributes:
-        submission: the message that made it.
-        request_id: its id.
+        submission: the message that made its request.
+        request_id: the id of that request.
         arrival: number in order of arrival, from 0.
-        arrival_step: number of steps computed before it arrived.
         token_ids: prompt and generated tokens, in order.
         num_prompt_tokens: how many of them are the prompt.
         max_length: most tokens of prompt and output together.
-        stop_token_ids: the stop ids of its parameters, as a set.
         constraint: which tokens may come next; None: all.
-        block_hashes: hashes of its full blocks; None if it shares no blocks.
         state: its state; the scheduler moves it between WAITING, PREFILL and DECODE.
         num_computed_tokens: leading tokens that are computed or reused.
         num_reused_tokens: leading tokens whose keys and values came from the prefix cache. They are not stored again:
             if the whole sequence is cached, its last token is computed only for its logits.
-        num_cached_tokens: prompt tokens that came from the prefix cache and that it had not computed before.
-        num_computed_once: largest value of `num_computed_tokens` before it was preempted.
-        capacity: tokens that fit its blocks.
-        prompt_logprobs: log-probabilities of its prompt so far, None for the first token; None if it did not ask for
-            them and after they were returned. Preemption keeps them.
         row: its row of the runner's block tables while it holds memory, else -1.
         pending_row: while its next token is chosen and the host has not read it: its row of the logits from which it
             is chosen; else -1.
-        last_step: the latest step that computed it.
-        has_ended: whether it finished, failed or was aborted.
-        has_failed_scheduling: whether scheduling it has raised an exception. The second time it fails.
-        draft_counts: its drafts so far; None: there were none.
-        drafts: tokens at the end of `token_ids` that it may or may not take; only a `DraftRow` has some.
+        state_move: the slots of its states in the latest step that it was scheduled for, if the model has states.
+        drafts: tokens at the end of `token_ids` that its request may or may not take.
     """
 
     drafts: Sequence[int] = ()
 
     __slots__ = (
         "arrival",
-        "arrival_step",
-        "block_hashes",
-        "capacity",
         "constraint",
-        "draft_counts",
-        "has_ended",
-        "has_failed_scheduling",
-        "last_step",
         "max_length",
-        "num_cached_tokens",
-        "num_computed_once",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_reused_tokens",
         "pending_row",
-        "prompt_logprobs",
         "request_id",
         "row",
         "state",
-        "stop_token_ids",
+        "state_move",
         "submission",
         "token_ids",
     )
@@ -97,40 +84,30 @@ class Request:
     def __init__(
         self,
         submission: Submit,
+        token_ids: Sequence[int],
         *,
         arrival: int,
-        arrival_step: int = 0,
-        block_hashes: BlockHashes | None = None,
-        constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None" = None,
+        state: RequestState,
+        row: int = -1,
+        num_computed_tokens: int = 0,
+        num_reused_tokens: int = 0,
+        constraint: RowConstraint | None = None,
+        state_move: StateMove = NO_MOVE,
     ) -> None:
-        """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
+        """Make the row of a sequence of `token_ids`; arguments as the attributes."""
         self.submission = submission
         self.request_id = submission.request_id
         self.arrival = arrival
-        self.arrival_step = arrival_step
-        self.token_ids = [*submission.prompt_token_ids, *submission.generated_token_ids]
+        self.token_ids = token_ids
         self.num_prompt_tokens = len(submission.prompt_token_ids)
         self.max_length = self.num_prompt_tokens + submission.max_tokens
-        self.stop_token_ids = frozenset(submission.params.stop_token_ids)
-        self.block_hashes = block_hashes
         self.constraint = constraint
-        self.state = RequestState.WAITING
-        self.num_computed_tokens = 0
-        self.num_reused_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_computed_once = 0
-        self.capacity = 0
-        wants_prompt_logprobs = submission.params.prompt_logprobs is not None and not submission.generated_token_ids
-        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt_logprobs else None
-        self.row = -1
+        self.state = state
+        self.num_computed_tokens = num_computed_tokens
+        self.num_reused_tokens = num_reused_tokens
+        self.row = row
         self.pending_row = -1
-        self.draft_counts: DraftCounts | None = None
-        self.last_step = -1
-        self.has_ended = False
-        self.has_failed_scheduling = False
-        if constraint is not None:
-            for token_id in submission.generated_token_ids:
-                constraint.consume(token_id)
+        self.state_move = state_move
 
     @property
     def num_completion_tokens(self) -> int:
@@ -146,6 +123,79 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens that are still to be computed: 1 in decode, the rest of the prompt or of a recomputation before."""
         return self.num_tokens - self.num_computed_tokens
+
+    def verified(self) -> "Request | None":
+        """Return the request whose next token is the one chosen for this row; None: no request's."""
+        return None
+
+
+class Request(StepRow):
+    """One sequence inside the core.
+
+    Attributes:
+        arrival_step: number of steps computed before it arrived.
+        stop_token_ids: the stop ids of its parameters, as a set.
+        block_hashes: hashes of its full blocks; None if it shares no blocks.
+        num_cached_tokens: prompt tokens that came from the prefix cache and that it had not computed before.
+        num_computed_once: largest value of `num_computed_tokens` before it was preempted.
+        capacity: tokens that fit its blocks.
+        prompt_logprobs: log-probabilities of its prompt so far, None for the first token; None if it did not ask for
+            them and after they were returned. Preemption keeps them.
+        last_step: the latest step that computed it.
+        has_ended: whether it finished, failed or was aborted.
+        has_failed_scheduling: whether scheduling it has raised an exception. The second time it fails.
+        draft_counts: its drafts so far; None: there were none.
+    """
+
+    token_ids: list[int]
+    constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None"
+
+    __slots__ = (
+        "arrival_step",
+        "block_hashes",
+        "capacity",
+        "draft_counts",
+        "has_ended",
+        "has_failed_scheduling",
+        "last_step",
+        "num_cached_tokens",
+        "num_computed_once",
+        "prompt_logprobs",
+        "stop_token_ids",
+    )
+
+    def __init__(
+        self,
+        submission: Submit,
+        *,
+        arrival: int,
+        arrival_step: int = 0,
+        block_hashes: BlockHashes | None = None,
+        constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None" = None,
+    ) -> None:
+        """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
+        super().__init__(
+            submission,
+            [*submission.prompt_token_ids, *submission.generated_token_ids],
+            arrival=arrival,
+            state=RequestState.WAITING,
+            constraint=constraint,
+        )
+        self.arrival_step = arrival_step
+        self.stop_token_ids = frozenset(submission.params.stop_token_ids)
+        self.block_hashes = block_hashes
+        self.num_cached_tokens = 0
+        self.num_computed_once = 0
+        self.capacity = 0
+        wants_prompt_logprobs = submission.params.prompt_logprobs is not None and not submission.generated_token_ids
+        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants_prompt_logprobs else None
+        self.draft_counts: DraftCounts | None = None
+        self.last_step = -1
+        self.has_ended = False
+        self.has_failed_scheduling = False
+        if constraint is not None:
+            for token_id in submission.generated_token_ids:
+                constraint.consume(token_id)
 
     @property
     def awaits_last_token(self) -> bool:
@@ -200,13 +250,9 @@ class Request:
         self.capacity = 0
         self.row = -1
 
-    def verified(self) -> "Request | None":
-        """Return the request whose next token is the one chosen for this row of a step; None: no request's."""
+    def verified(self) -> "Request":
+        """Return this request."""
         return self
-
-    def state_move(self, moves: "Mapping[str, StateMove]") -> "StateMove":
-        """Return the slots of its state among those of a step, `moves` by request id."""
-        return moves[self.request_id]
 
     def append_token(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Append a generated token; return the finish reason if it ends the request, else None."""

@@ -1,13 +1,12 @@
 """`StepRunner`: how a core lets a device compute. The device may still compute when a call returns."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import TokenLogprob
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule
 
 PromptLogprobs = Mapping[str, list[TokenLogprob]]
@@ -25,6 +24,42 @@ class StepOutOfMemoryError(RuntimeError):
 def no_prompt_logprobs() -> PromptLogprobs:
     """Return none."""
     return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOutput:
+    """The result of sampling one batch.
+
+    Attributes:
+        token_ids: one per row, inside the vocabulary.
+        logprobs: by row index, for the rows that need them and are not in `not_finite`.
+        not_finite: indices of rows whose logits have NaN or +inf, or only -inf; their token ids are invalid.
+        grammar_failed: indices of rows whose grammar cannot go on; their token ids are invalid.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    not_finite: frozenset[int] = frozenset()
+    grammar_failed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens that a device chooses.
+
+    Attributes:
+        wait: waits for the device and returns what it chose; the device's errors are raised here.
+        on_device: [rows] int64, the token ids where the next step reads them; None without a device.
+    """
+
+    wait: Callable[[], SamplerOutput]
+    on_device: Any = None
+
+    @classmethod
+    def known(cls, token_ids: list[int]) -> "SampledTokens":
+        """Return tokens that are on the host already."""
+        output = SamplerOutput(token_ids=token_ids)
+        return cls(lambda: output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +92,10 @@ class StepRunner(Protocol):
             EngineFailedError: no later call can succeed.
         """
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        """Start to choose the next token of each of `requests`, of which all tokens are known.
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`, of which all tokens are known.
 
-        `computed` has one row for each. A request that has ended, and so has no row of the batch, gets any token.
+        `computed` has one row of logits for each. A request that has ended, so that its `row` is -1, gets any token.
         """
 
     def probe(self) -> None:

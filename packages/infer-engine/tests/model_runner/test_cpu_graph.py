@@ -2,7 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,7 @@ from torch import Tensor
 
 from infer_cache import KVPool, LayerGroups, PagedCacheView
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
-from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
-from infer_engine.model_runner.inputs.staged_step import StagedStep
+from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch, RowPart, StagedStep
 from infer_kernels import KVSlots, plan_attention
 from infer_kernels.cpu import NotCapturableError
 from infer_models import CausalLM, load_model
@@ -147,8 +148,8 @@ def graph(build: Build) -> CPUGraph:
     return capture(build)
 
 
-def capture(build: Build) -> CPUGraph:
-    return CPUGraph(build.model, build.pool, max_tokens=MAX_TOKENS, max_seqs=32, max_seq_len=MAX_SEQ_LEN)
+def capture(build: Build, **options: Any) -> CPUGraph:
+    return CPUGraph(build.model, build.pool, max_tokens=MAX_TOKENS, max_seqs=32, max_seq_len=MAX_SEQ_LEN, **options)
 
 
 @torch.inference_mode()
@@ -245,3 +246,14 @@ def test_two_graphs_of_one_model_each_use_their_own_pool(folder_of: Callable[[st
     for owner in (one, two, one):
         assert replay(capture(owner), inputs).equal(owner.eager(inputs))
     assert not one.eager(inputs).equal(two.eager(inputs))
+
+
+def test_an_optional_part_of_batches_is_copied_to_where_the_captured_step_reads_it(
+    folder_of: Callable[[str], Path],
+) -> None:
+    adapters = RowPart(num_columns=1, padding=-7, read=lambda row: (row.arrival,), is_in=lambda _: True)
+    build = Build(folder_of("llama"), backend="paged", dtype=torch.bfloat16)
+    captured = capture(build, row_parts=(adapters,))
+    step = build.step([4, 5], seed=0)
+    replay(captured, replace(step, row_parts={adapters: (torch.tensor([3, 1], dtype=torch.int32),)}))
+    assert captured.inputs.row_parts[adapters][0].tolist() == [3, 1] + 30 * [-7]

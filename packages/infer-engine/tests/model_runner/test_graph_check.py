@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infer_cache import KVPool, StatePool
+from infer_cache import KVPool, StateMove, StatePool
 from infer_engine.model_runner.graphs.checks import cache_rows
 from infer_engine.model_runner.graphs.checks.closeness import are_close, are_drawn_alike, are_equal
 from infer_engine.model_runner.graphs.checks.dummy_batches import LENGTHS, LONG_LENGTHS, DummyBatches
@@ -12,6 +12,7 @@ from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.dummy_requests import dummy_request
+from infer_engine.request import Request
 from infer_models.layer_states import StateSpec
 
 NAN, INF = float("nan"), float("inf")
@@ -173,18 +174,24 @@ def states_of(num_slots: int, *, max_rows: int = 4) -> tuple[DummyStates, StateP
     return DummyStates(pool, max_rows=max_rows), pool
 
 
+def moves_of(items: list[tuple[Request, int]]) -> list[StateMove]:
+    return [request.state_move for request, _ in items]
+
+
 def test_sequences_read_noise_and_write_elsewhere_and_the_next_step_reads_that() -> None:
     states, pool = states_of(11)
     items = [(dummy_request([1, 2], num_computed=computed, row=0), 1) for computed in (1, 0, 1)]
     states.write_noise()
-    read, write = zip(*states.moves(items).values(), strict=True)
+    states.move(items)
+    read, write = zip(*moves_of(items), strict=True)
     assert read[1] == -1
     for tensor in pool.tensors():
         assert tensor[[read[0], read[2]]].isfinite().all()
         assert tensor[[*write, 10]].isnan().all()
-    following = states.moves(items, step=1).values()
-    assert [(move.read, move.write) for move in following] == [(write[0], 0), (-1, 1), (write[2], 2)]
-    nan_slots = [move.read for move in states.nan_moves(items).values()]
+    states.move(items, step=1)
+    assert moves_of(items) == [(write[0], 0), (-1, 1), (write[2], 2)]
+    states.move_to_nan(items)
+    nan_slots = [move.read for move in moves_of(items)]
     assert all(tensor[nan_slots].isnan().all() for tensor in pool.tensors())
 
 
@@ -206,9 +213,11 @@ def test_batches_without_room_for_their_states_are_not_made() -> None:
     assert states.has_room(3)
     assert not states.has_room(4)
     states.write_noise()
-    moves = states.moves([(dummy_request([1, 2], num_computed=1, row=0), 1) for _ in range(3)]).values()
+    items = [(dummy_request([1, 2], num_computed=1, row=0), 1) for _ in range(3)]
+    states.move(items)
+    moves = moves_of(items)
     assert len({slot for move in moves for slot in move}) == 6
     assert all(tensor[[move.read for move in moves]].isfinite().all() for tensor in pool.tensors())
     without = DummyStates(None, max_rows=4)
     assert without.has_room(4)
-    assert (without.moves([]), without.results(2), without.are_others_untouched(2)) == ({}, [], True)
+    assert (without.results(2), without.are_others_untouched(2)) == ([], True)

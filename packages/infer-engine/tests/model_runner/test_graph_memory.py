@@ -13,10 +13,9 @@ from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.dummy_requests import dummy_request
 from infer_engine.model_runner.loading.memory_profile import run_largest_step
-from infer_engine.outputs import SampledTokens
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass
+from infer_engine.step_runner import ComputedPass, SampledTokens
 from infer_proofs.engine.interpreted.engine import run_interpreted
 from infer_proofs.engine.models import save_servable
 
@@ -48,8 +47,8 @@ class StagingRunner:
         self._input_buffers.build(schedule.items, schedule.table_edits)
         return ComputedPass(logits=lambda: None)
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        del computed, requests
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        del computed, rows
         return SampledTokens.known([])
 
     def probe(self) -> None: ...

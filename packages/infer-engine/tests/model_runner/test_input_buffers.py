@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import torch
 
-from infer_cache import TableEdit
+from infer_cache import StateMove, TableEdit
 from infer_engine.messages import Submit
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
+from infer_engine.model_runner.inputs.forward_batch import STATES, BatchShape, RowPart, StagedStep
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
-from infer_engine.model_runner.inputs.staged_step import StagedStep
 from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request, RequestState
 
@@ -131,3 +131,34 @@ def test_another_rank_stages_the_same_step_from_bytes(shapes: PaddedShapes | Non
             names = [field.name for field in dataclasses.fields(expected)]
             pairs += [(getattr(found, name), getattr(expected, name)) for name in names]
         assert all(torch.equal(found, expected) for found, expected in pairs)
+
+
+ADAPTERS = RowPart(num_columns=1, padding=-7, read=lambda row: (10 + row.arrival,), is_in=lambda _: True)
+
+
+@pytest.mark.parametrize("generated", [0, 4], ids=["prompts", "decodes"])
+def test_an_optional_part_arrives_by_its_declaration_padded_and_at_other_ranks(generated: int) -> None:
+    rows = [request_with(prompt=3, generated=generated, computed=generated + 2, row=row) for row in (2, 0, 1, 3)]
+    for row in rows:
+        row.state = RequestState.DECODE if generated else RequestState.PREFILL
+        row.state_move = StateMove(row.row, 4 + row.row)
+    shapes = PaddedShapes(max_seqs=4, max_tokens=16, max_prompt_tokens=16)
+    how: dict[str, Any] = {"has_metadata": True, "row_parts": (STATES, ADAPTERS)}
+    buffers, other_rank = staging_for(padded_shapes=shapes, **how), staging_for(**how)
+    buffers.build([(row, 1) for row in rows], [])
+    batch = buffers.build([(row, 1) for row in rows[:3]], [])
+    staged = msgspec.msgpack.decode(msgspec.msgpack.encode(batch.stage()), type=StagedStep)
+    for found in (batch, other_rank.take(staged), buffers.inputs(batch.shape)):
+        (adapters,), (read, write) = found.row_parts[ADAPTERS], found.row_parts[STATES]
+        assert adapters.tolist() == [12, 10, 11, -7]
+        assert (read.tolist(), write.tolist()) == ([2, 0, 1, -1], [6, 4, 5, -1])
+        assert found.row_starts is not None
+        assert found.row_starts.tolist() == [0, 1, 2, 3, 3]
+
+
+def test_a_batch_of_padding_alone_has_padding_in_its_optional_parts() -> None:
+    shape = BatchShape(4, 4, is_decode_only=True)
+    buffers = staging_for(row_parts=(ADAPTERS,), has_metadata=True)
+    buffers.stage_idle(shape)
+    (adapters,) = buffers.inputs(shape).row_parts[ADAPTERS]
+    assert adapters.tolist() == [-7] * 4

@@ -9,12 +9,11 @@ import torch
 
 from infer_engine.model_runner.loading.dummy_requests import dummy_request
 from infer_engine.model_runner.runner import ModelRunner
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import SamplingParams
 from infer_engine.sampling.draw_buffers import DrawBuffers, Draws, dummy_draws
 from infer_engine.sampling.sampler import ChosenTokens, Sampler
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass, StepOutOfMemoryError
+from infer_engine.step_runner import ComputedPass, SampledTokens, SamplerOutput, StepOutOfMemoryError
 
 
 class _Parts:

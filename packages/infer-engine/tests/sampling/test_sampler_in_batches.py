@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer_engine.outputs import SamplerOutput
 from infer_engine.request import Request
 from infer_engine.sampling.sampler import Sampler
+from infer_engine.step_runner import SamplerOutput
 from infer_proofs.engine.sampling import running_request
 
 VOCAB = 16

@@ -1,6 +1,6 @@
 """How many prompt tokens are computed beside decodes, by what steps have taken."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
@@ -14,12 +14,11 @@ from infer_cache import PagedKVCacheManager
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.core.prefix_sharing import share_with_all
 from infer_engine.messages import Submit
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import SamplingParams
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.scheduling import POLICIES, ContinuousScheduler, PrefillShare, Schedule, SchedulerLimits
 from infer_engine.scheduling.prefill_share import FLOOR
-from infer_engine.step_runner import ComputedPass, PromptLogprobs, no_prompt_logprobs
+from infer_engine.step_runner import ComputedPass, PromptLogprobs, SampledTokens, SamplerOutput, no_prompt_logprobs
 from infer_proofs.engine.faults import Fault, FaultPlan
 from infer_proofs.engine.formula import FormulaEngine, ManualClock, expected_tokens, tokens_of
 
@@ -222,9 +221,9 @@ class TimedRunner:
 
         return ComputedPass(logits=lambda: [0] * len(schedule.needs_sampling), read_prompt_logprobs=wait)
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
         del computed
-        return SampledTokens(lambda: SamplerOutput(token_ids=[1] * len(requests)))
+        return SampledTokens(lambda: SamplerOutput(token_ids=[1] * len(rows)))
 
     def probe(self) -> None:
         pass

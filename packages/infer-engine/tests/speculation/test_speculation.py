@@ -10,13 +10,13 @@ import pytest
 
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import TokenOutput
-from infer_engine.outputs import SampledTokens
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.protocol.config.speculation import Speculation
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import Schedule, SchedulerLimits
+from infer_engine.speculation.drafts import JoinedTokens
 from infer_engine.speculation.proposals import Proposal
-from infer_engine.step_runner import ComputedPass, StepRunner
+from infer_engine.step_runner import ComputedPass, SampledTokens, StepRunner
 from infer_proofs.engine.formula import FormulaEngine, FormulaProposer, expected_tokens, tokens_of
 
 NGRAM = '{"method": "ngram", "prompt_lookup_min": 1}'
@@ -59,6 +59,16 @@ def run(served: FormulaEngine, lengths: dict[str, int], **params: Any) -> dict[s
     return served.run()
 
 
+def test_drafts_after_known_tokens_are_read_like_one_list_although_the_known_ones_grow() -> None:
+    known, drafts = [1, 2, 3], [4, 5]
+    joined, alike = JoinedTokens(known, drafts), [1, 2, 3, 4, 5]
+    known.append(9)
+    bounds = (None, *range(-6, 7))
+    assert [joined[first:end] for first in bounds for end in bounds] == [alike[i:j] for i in bounds for j in bounds]
+    assert [joined[index] for index in range(-5, 5)] == [alike[index] for index in range(-5, 5)]
+    assert (list(joined), len(joined)) == (alike, 5)
+
+
 class NotFinite:
     """A runner whose logits are not finite behind the first row of a step."""
 
@@ -68,12 +78,12 @@ class NotFinite:
     def forward(self, schedule: Schedule) -> ComputedPass:
         return self.inner.forward(schedule)
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
         logits = computed.logits()
-        for row in range(1, len(requests)):
+        for row in range(1, len(rows)):
             logits[row] = math.nan
             self.num_steps += row == 1
-        return self.inner.sample(computed, requests)
+        return self.inner.sample(computed, rows)
 
     def probe(self) -> None:
         self.inner.probe()

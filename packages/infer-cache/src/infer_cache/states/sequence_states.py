@@ -1,10 +1,7 @@
 """`SequenceStates`: what a scheduler asks of the states of sequences; `NoStates` for models that have none."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
-
-NO_MOVES: Mapping[str, "StateMove"] = MappingProxyType({})
 
 
 class StateMove(NamedTuple):
@@ -17,6 +14,10 @@ class StateMove(NamedTuple):
 
     read: int
     write: int
+
+
+NO_MOVE = StateMove(-1, -1)
+"""The move of a sequence without states."""
 
 
 class StateCounts(NamedTuple):
@@ -77,12 +78,12 @@ class NoStates:
     def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
         """Return no moves."""
         del chunks
-        return NO_MOVES
+        return {}
 
     def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
-        """Return no moves."""
-        del sequence_id, most
-        return ()
+        """Return that of each draft, which moves nothing."""
+        del sequence_id
+        return [NO_MOVE] * most
 
     def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
         """Release nothing."""

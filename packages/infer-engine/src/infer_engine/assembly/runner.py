@@ -2,33 +2,38 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from infer_cache import KVPool, StatePool, StateSlots
-from infer_engine.executor.executor import RankOptions, Workers
+from infer_engine.executor.executor import RankOptions, Ranks, Workers
 from infer_engine.executor.messages import CaptureSteps, MeasureCaptures
 from infer_engine.executor.parallel_model import ParallelModel
 from infer_engine.executor.process_group import rank_device
 from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.graph_runner import DeviceSteps, allocate_device_steps, capture_steps
+from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
 from infer_engine.model_runner.graphs.cpu_graph import CPUGraph
 from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
+from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.loading.memory_profile import measure_step_bytes
 from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank, slots_per_sequence
+from infer_engine.model_runner.loading.state_sizing import StateSizes
 from infer_engine.model_runner.loading.warm_up import warm_up_gpu
 from infer_engine.model_runner.mtp_drafter import MTPDrafter
+from infer_engine.model_runner.rank_model import BatchModel
 from infer_engine.model_runner.runner import ModelRunner, use_device
 from infer_engine.processes.processors import limit_threads
 from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.protocol.config.speculation import Speculation
 from infer_engine.sampling.logit_edits import SuppressedTokens
-from infer_engine.sampling.sampler import Sampler
+from infer_engine.sampling.sampler import NONE_SUPPRESSED, Sampler
 from infer_engine.scheduling import SchedulerLimits
-from infer_engine.sizing import kv_memory, resolve_device
+from infer_engine.sizing import KVMemory, KVSizes, kv_memory, resolve_device
 from infer_engine.step_runner import StepRunner
 from infer_kernels.cpu import NotCapturableError, library
 from infer_kernels.cpu.calls import DTYPES
@@ -89,202 +94,239 @@ def load_model_runner(
     use_device(device)
     model_config = ModelConfig.from_folder(folder)
     vocab_size = usable_vocab_size(tokenizer, model_config, folder)
-    eos_token_ids = end_token_ids(tokenizer, folder, vocab_size=vocab_size)
-    suppressed = suppressed_tokens(folder)
+    vocabulary = _Vocabulary(
+        size=vocab_size,
+        eos_token_ids=end_token_ids(tokenizer, folder, vocab_size=vocab_size),
+        suppressed=suppressed_tokens(folder),
+    )
     size = config.tensor_parallel_size
-    _use_limits(config)
+    limit_threads(config.data_parallel_size * size)
+    if found := read_host_limits().describe():
+        logger.info("%s; %d threads compute", found, torch.get_num_threads())
     if device.type == "cuda":
         require_launcher()
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
+    has_triton = device.type in TRITON_DEVICES
     if size == 1:
         loaded = load_rank(config, folder, device=device)
-        return _build_runner(loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, suppressed=suppressed)
+        if has_triton:
+            return _gpu_runner(loaded, loaded.rank_model, vocabulary, Ranks())
+        return _cpu_runner(loaded, vocabulary)
     check_tensor_parallel_size(model_config, size)
     workers = Workers(config, folder, device=device, options=rank_options)
     try:
         loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))
         workers.join()
-        return _build_runner(
-            loaded, vocab_size=vocab_size, eos_token_ids=eos_token_ids, suppressed=suppressed, workers=workers
-        )
+        build = _gpu_runner if has_triton else _cpu_ranks_runner
+        return build(loaded, ParallelModel(loaded.rank_model, workers), vocabulary, workers)
     except BaseException:
         workers.close()
         raise
 
 
-def _use_limits(config: EngineConfig) -> None:
-    """Compute with as many threads as a container's quota is worth, and log its limits."""
-    limit_threads(config.data_parallel_size * config.tensor_parallel_size)
-    if found := read_host_limits().describe():
-        logger.info("%s; %d threads compute", found, torch.get_num_threads())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Vocabulary:
+    """The token ids that requests of a model get.
 
+    Attributes:
+        size: ids are below it.
+        eos_token_ids: tokens that end a sequence.
+        suppressed: tokens that are never generated.
+    """
 
-def _build_runner(
-    loaded: LoadedRank,
-    *,
-    vocab_size: int,
-    eos_token_ids: frozenset[int],
-    suppressed: SuppressedTokens,
-    workers: Workers | None = None,
-) -> LoadedRunner:
-    """Size and allocate the KV cache, and build the runner over it."""
-    config, model_config, limits = loaded.config, loaded.model_config, loaded.limits
-    rank_model, device = loaded.rank_model, loaded.rank_model.device
-    model = rank_model if workers is None else ParallelModel(rank_model, workers)
-    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
-    input_buffers = (
-        loaded.allocate_input_buffers(has_metadata=workers is not None) if steps is None else steps.input_buffers
-    )
+    size: int
+    eos_token_ids: frozenset[int] = frozenset()
+    suppressed: SuppressedTokens = NONE_SUPPRESSED
 
-    def new_sampler(vocab_size: int) -> Sampler:
+    def new_sampler(self, loaded: LoadedRank) -> Sampler:
+        """Return what chooses the tokens of requests."""
         return Sampler(
-            vocab_size=vocab_size,
-            max_rows=limits.max_rows,
-            eos_token_ids=eos_token_ids,
-            suppressed=suppressed,
-            device=device,
+            vocab_size=self.size,
+            max_rows=loaded.limits.max_rows,
+            eos_token_ids=self.eos_token_ids,
+            suppressed=self.suppressed,
+            device=loaded.rank_model.device,
         )
 
-    def new_runner(vocab_size: int) -> ModelRunner:
-        return ModelRunner(model, input_buffers=input_buffers, sampler=new_sampler(vocab_size), device=device)
+    def new_runner(self, loaded: LoadedRank, model: BatchModel, input_buffers: InputBuffers) -> ModelRunner:
+        """Return a runner of `model`, which is that of `loaded`, alone or with other ranks."""
+        device = loaded.rank_model.device
+        return ModelRunner(model, input_buffers=input_buffers, sampler=self.new_sampler(loaded), device=device)
 
-    step_bytes = 0
-    if device.type == "cuda":
-        if workers is not None:
-            workers.allocate_cache([1] * len(loaded.groups.windows))
-        step_bytes = _measure_step_bytes(loaded, steps, new_runner(model_config.vocab_size), workers=workers)
-    memory = kv_memory(config, device=device, activation_bytes=step_bytes)
-    memory = memory if workers is None else workers.least_memory(memory)
+
+class _Cache(NamedTuple):
+    """The memory of sequences: keys and values, and where the model has them states, and an MTP layer's own cache."""
+
+    kv: KVSizes
+    states: StateSizes
+    pool: KVPool
+    state_pool: StatePool | None
+    mtp_pool: KVPool | None
+
+
+def _cpu_runner(loaded: LoadedRank, vocabulary: _Vocabulary) -> LoadedRunner:
+    """Build the runner of a whole model on a CPU, which replays a captured step if there is one."""
+    input_buffers = loaded.allocate_input_buffers()
+    cache = _allocate_cache(loaded, kv_memory(loaded.config, device=loaded.rank_model.device, activation_bytes=0))
+    views = loaded.host_planned_views(cache.pool, cache.state_pool)
+    loaded.rank_model.use_cache(views, graph=_capture_on_cpu(loaded, cache))
+    runner = vocabulary.new_runner(loaded, loaded.rank_model, input_buffers)
+    return _finish(loaded, vocabulary, cache, runner)
+
+
+def _cpu_ranks_runner(loaded: LoadedRank, model: BatchModel, vocabulary: _Vocabulary, workers: Workers) -> LoadedRunner:
+    """Build the runner of rank 0 of several on a CPU, whose steps are staged for the others."""
+    input_buffers = loaded.allocate_input_buffers(has_metadata=True)
+    memory = kv_memory(loaded.config, device=loaded.rank_model.device, activation_bytes=0)
+    cache = _allocate_cache(loaded, workers.least_memory(memory))
+    workers.allocate_cache(cache.kv.num_blocks)
+    loaded.rank_model.use_cache(loaded.host_planned_views(cache.pool, cache.state_pool))
+    runner = vocabulary.new_runner(loaded, model, input_buffers)
+    return _finish(loaded, vocabulary, cache, runner, close=workers.close)
+
+
+def _gpu_runner(loaded: LoadedRank, model: BatchModel, vocabulary: _Vocabulary, ranks: Ranks) -> LoadedRunner:
+    """Build the runner of a model on a GPU, or of rank 0 of several: measure its steps, then warm up and capture."""
+    device, limits = loaded.rank_model.device, loaded.limits
+    steps = allocate_device_steps(loaded)
+    step_bytes = _measure_step_bytes(loaded, steps, model, vocabulary, ranks)
+    memory = kv_memory(loaded.config, device=device, activation_bytes=step_bytes)
+    cache = _allocate_cache(loaded, ranks.least_memory(memory))
+    ranks.allocate_cache(cache.kv.num_blocks)
+    loaded.rank_model.use_cache(steps.views(cache.pool, cache.state_pool))
+    runner = vocabulary.new_runner(loaded, model, steps.input_buffers)
+    max_seq_len, vocab_size = cache.kv.max_seq_len, vocabulary.size
+    warm_up_gpu(runner, limits, device=device, max_seq_len=max_seq_len, vocab_size=vocab_size)
+    ranks.send(CaptureSteps(max_seq_len=max_seq_len, vocab_size=vocab_size))
+    report = capture_steps(
+        loaded, steps, cache.pool, max_seq_len=max_seq_len, vocab_size=vocab_size, state_pool=cache.state_pool
+    )
+    if report is not None:
+        runner.probe()
+    return _finish(loaded, vocabulary, cache, runner, report=report, close=ranks.close)
+
+
+def _allocate_cache(loaded: LoadedRank, memory: KVMemory) -> _Cache:
+    """Allocate the memory of sequences: states first, then keys and values."""
     states = loaded.size_states(memory)
     if states.num_slots:
         logger.info("States: %d slots of %.1f MiB", states.num_slots, states.bytes_per_slot / 2**20)
     kv = loaded.size_cache(states.beside(memory))
-    pool, state_pool = loaded.allocate_pool(kv.num_blocks), loaded.allocate_state_pool(states.num_slots)
-    if workers is not None:
-        workers.allocate_cache(kv.num_blocks)
-    runner = new_runner(vocab_size)
-    mtp_drafter = None
-    if rank_model.model.mtp is not None:
+    return _Cache(
+        kv,
+        states,
+        loaded.allocate_pool(kv.num_blocks),
+        loaded.allocate_state_pool(states.num_slots),
+        None if loaded.rank_model.model.mtp is None else loaded.allocate_mtp_pool(kv.num_blocks),
+    )
+
+
+def _finish(
+    loaded: LoadedRank,
+    vocabulary: _Vocabulary,
+    cache: _Cache,
+    runner: ModelRunner,
+    *,
+    report: GraphReport | None = None,
+    close: Callable[[], None] = lambda: None,
+) -> LoadedRunner:
+    """Return `runner`, which uses `cache`, with the drafter of its model if there is one, and its description."""
+    config, model, device = loaded.config, loaded.rank_model.model, loaded.rank_model.device
+    mtp_drafter = state_slots = None
+    if cache.mtp_pool is not None:
         runner.keeps_hidden = True
         mtp_drafter = MTPDrafter(
-            rank_model.model,
+            model,
             runner,
             input_buffers=loaded.allocate_input_buffers(),
-            views=HostPlannedViews(
-                loaded.allocate_mtp_pool(kv.num_blocks), device=device, batch_invariant=config.batch_invariant
-            ),
-            sampler=new_sampler(vocab_size),
+            views=HostPlannedViews(cache.mtp_pool, device=device, batch_invariant=config.batch_invariant),
+            sampler=vocabulary.new_sampler(loaded),
         )
-    report = None
-    if steps is None:
-        rank_model.use_cache(
-            loaded.host_planned_views(pool, state_pool),
-            graph=None
-            if workers is not None
-            else _capture_on_cpu(loaded, pool, state_pool, max_seq_len=kv.max_seq_len),
+    if cache.state_pool is not None:
+        state_slots = StateSlots(
+            cache.states.num_slots,
+            slots_per_sequence=slots_per_sequence(config, device),
+            keeps_states=config.caches_prefixes,
         )
-        warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
-    else:
-        rank_model.use_cache(steps.views(pool, state_pool))
-        warm_up_gpu(runner, limits, device=device, max_seq_len=kv.max_seq_len, vocab_size=vocab_size)
-        if workers is not None:
-            workers.send(CaptureSteps(max_seq_len=kv.max_seq_len, vocab_size=vocab_size))
-        report = capture_steps(
-            loaded, steps, pool, max_seq_len=kv.max_seq_len, vocab_size=vocab_size, state_pool=state_pool
-        )
-        if report is not None:
-            runner.probe()
     info = EngineInfo(
         model=config.model or default_model_name(),
-        architecture=model_config.model_type,
-        num_parameters=rank_model.model.num_parameters,
+        architecture=loaded.model_config.model_type,
+        num_parameters=model.num_parameters,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(device),
-        vocab_size=vocab_size,
-        max_seq_len=kv.max_seq_len,
-        num_kv_blocks=sum(kv.num_blocks),
+        vocab_size=vocabulary.size,
+        max_seq_len=cache.kv.max_seq_len,
+        num_kv_blocks=sum(cache.kv.num_blocks),
         block_size=loaded.block_size,
-        num_state_slots=states.num_slots,
-        max_batch_size=limits.max_batch_size,
+        num_state_slots=cache.states.num_slots,
+        max_batch_size=loaded.limits.max_batch_size,
         num_ranks=config.tensor_parallel_size,
         cuda_graphs=None if report is None else str(report),
     )
     return LoadedRunner(
         runner=runner,
-        limits=limits,
-        num_blocks=kv.num_blocks,
-        state_slots=None
-        if state_pool is None
-        else StateSlots(
-            states.num_slots,
-            slots_per_sequence=slots_per_sequence(config, device),
-            keeps_states=config.caches_prefixes,
-        ),
+        limits=loaded.limits,
+        num_blocks=cache.kv.num_blocks,
+        state_slots=state_slots,
         speculation=loaded.speculation,
         mtp_drafter=mtp_drafter,
         windows=loaded.groups.windows,
-        kv_format=pool.kv_format,
+        kv_format=cache.pool.kv_format,
         first_position=loaded.first_position,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=vocabulary.eos_token_ids,
         info=info,
-        close=(lambda: None) if workers is None else workers.close,
+        close=close,
     )
 
 
 def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
     """Return the bytes that the largest step takes beside weights and KV cache, as an engine measures at its start.
 
-    `loaded` must be a whole model, which no engine uses.
+    `loaded` must be a whole model on a GPU, which no engine uses.
     """
-    device, limits = loaded.rank_model.device, loaded.limits
-    steps = allocate_device_steps(loaded) if device.type in TRITON_DEVICES else None
-    sampler = Sampler(
-        vocab_size=loaded.model_config.vocab_size,
-        max_rows=limits.max_rows,
-        eos_token_ids=frozenset(),
-        device=device,
-    )
-    input_buffers = loaded.allocate_input_buffers() if steps is None else steps.input_buffers
-    runner = ModelRunner(loaded.rank_model, input_buffers=input_buffers, sampler=sampler, device=device)
-    return _measure_step_bytes(loaded, steps, runner)
+    vocabulary = _Vocabulary(size=loaded.model_config.vocab_size)
+    return _measure_step_bytes(loaded, allocate_device_steps(loaded), loaded.rank_model, vocabulary, Ranks())
 
 
 def _measure_step_bytes(
-    loaded: LoadedRank, steps: DeviceSteps | None, runner: ModelRunner, *, workers: Workers | None = None
+    loaded: LoadedRank, steps: DeviceSteps, model: BatchModel, vocabulary: _Vocabulary, ranks: Ranks
 ) -> int:
-    """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group."""
-    pool = loaded.allocate_pool([1] * len(loaded.groups.windows))
+    """Return the bytes of the largest step and of captured steps, over a KV pool of one block for each group.
+
+    0 where a CPU interprets the kernels.
+    """
+    if loaded.rank_model.device.type == "cpu":
+        return 0
+    num_blocks = [1] * len(loaded.groups.windows)
+    ranks.allocate_cache(num_blocks)
+    pool = loaded.allocate_pool(num_blocks)
     states = loaded.allocate_state_pool(0)  # made-up requests have none
-    loaded.rank_model.use_cache(loaded.host_planned_views(pool, states) if steps is None else steps.views(pool, states))
+    loaded.rank_model.use_cache(steps.views(pool, states))
+    whole = replace(vocabulary, size=loaded.model_config.vocab_size)
     step_bytes = measure_step_bytes(
-        runner,
+        whole.new_runner(loaded, model, steps.input_buffers),
         max_tokens=loaded.max_step_tokens,
         max_batch_size=loaded.limits.max_rows,
         max_seq_len=loaded.longest_seq_len,
         device=loaded.rank_model.device,
     )
-    if steps is None:
-        return step_bytes
-    if workers is not None:
-        workers.send(MeasureCaptures())
+    ranks.send(MeasureCaptures())
     return step_bytes + steps.measure_captures(pool, states)
 
 
-def _capture_on_cpu(
-    loaded: LoadedRank, pool: KVPool, state_pool: StatePool | None, *, max_seq_len: int
-) -> CPUGraph | None:
+def _capture_on_cpu(loaded: LoadedRank, cache: _Cache) -> CPUGraph | None:
     """Return the captured step of a model on a CPU; None if it is not wanted or cannot be captured."""
-    is_on_cpu = pool.device.type == "cpu"
-    if not is_on_cpu or loaded.config.use_cpu_graphs is False or library(DTYPES[loaded.dtype]) is None:
+    if loaded.config.use_cpu_graphs is False or library(DTYPES[loaded.dtype]) is None:
         return None
     try:
         return CPUGraph(
             loaded.rank_model.model,
-            pool,
+            cache.pool,
             max_tokens=loaded.max_step_tokens,
             max_seqs=loaded.limits.max_rows,
-            max_seq_len=max_seq_len,
-            state_pool=state_pool,
+            max_seq_len=cache.kv.max_seq_len,
+            state_pool=cache.state_pool,
+            row_parts=loaded.row_parts,
         )
     except NotCapturableError as error:
         logger.info("Steps are not captured: %s", error)

@@ -19,7 +19,7 @@ from infer_engine.core.token_outputs import SCHEDULING_FAILED, grammar_failed_ou
 from infer_engine.messages import Abort, Finish, Inspect, StepResult, Submit, ToCore, TokenOutput
 from infer_engine.protocol import EngineStats, FinishReason, RequestFailure, TokenLogprob
 from infer_engine.protocol.stats import NUM_STEP_SIZES, StepCounts
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, RowEdit, Schedule
 from infer_engine.speculation.speculator import Speculator
 from infer_engine.step_runner import EngineFailedError, StepRunner
@@ -283,21 +283,21 @@ class EngineCore:
         else:
             current.has_failed_scheduling = True
 
-    def _count_computed(self, items: Iterable[tuple[Request, int]], sampled: Iterable[Request]) -> None:
+    def _count_computed(self, items: Iterable[tuple[Request, int]], sampled: Iterable[StepRow]) -> None:
         """Count `items` as computed; the next tokens of `sampled` are being chosen, a row of logits for each."""
         decode = RequestState.DECODE
         for request, num_tokens in items:
             request.num_computed_tokens += num_tokens
-        for row, request in enumerate(sampled):
-            if request.row >= 0:
-                request.state = decode
-                request.pending_row = row
+        for number, row in enumerate(sampled):
+            if row.row >= 0:
+                row.state = decode
+                row.pending_row = number
 
     def _recover_pass(self, step: InFlightStep, outputs: list[TokenOutput]) -> None:
         """Compute the latest pass, which failed, again in parts."""
         self._counts.num_failed_passes += 1
         outcome = self._executor.retry(step, self._scheduler.requeue_pending_readers(step.schedule))
-        self._count_computed(outcome.computed, [request for request, _ in outcome.chosen])
+        self._count_computed(outcome.computed, [row for row, _ in outcome.chosen])
         self._apply_outcome(outcome, outputs, is_repeated=True)
         if not outcome.computed:
             self._unapplied_edits = step.schedule.table_edits
@@ -318,8 +318,8 @@ class EngineCore:
                 self._kv_cache_manager.uncache_hashes(list(each.schedule.pending_hashes))
                 for request in each.schedule.readers:
                     request.undo_reuse()
-        for request in step.sampled:
-            request.pending_row = -1
+        for row in step.sampled:
+            row.pending_row = -1
         items = step.schedule.items
         self._suspects = [(request, len(request.token_ids)) for request, _ in items if not request.has_ended]
 

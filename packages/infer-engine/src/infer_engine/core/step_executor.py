@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import RequestFailure, TokenLogprob
-from infer_engine.request import Request
+from infer_engine.request import Request, StepRow
 from infer_engine.scheduling import PrefillShare, Schedule
-from infer_engine.speculation.drafts import DraftRow
 from infer_engine.step_runner import (
     ComputedPass,
     EngineFailedError,
     PromptLogprobs,
+    SampledTokens,
+    SamplerOutput,
     StepOutOfMemoryError,
     StepRunner,
 )
@@ -38,7 +38,7 @@ class InFlightStep:
 
     Attributes:
         schedule: what it computes.
-        sampled: the requests whose next token is chosen after it, in the order of the rows of logits.
+        sampled: the rows whose next token is chosen after it, in the order of the rows of logits.
         error: why it failed, if it did.
         size: its rows of decodes and its tokens of prompts, where steps are observed.
         began_s: when its forward pass was launched.
@@ -123,7 +123,7 @@ class StepOutcome:
 
     Attributes:
         computed: items whose tokens are in the cache.
-        chosen: the requests among them that needed sampling, each with its next token.
+        chosen: the rows among them that needed sampling, each with its next token.
         logprobs: log-probability of those tokens, by their row, if the request asked for it.
         prompt_logprobs: log-probabilities of prompt tokens, by request id.
         failures: requests that failed, and why.
@@ -132,8 +132,8 @@ class StepOutcome:
     """
 
     computed: list[tuple[Request, int]] = field(default_factory=list)
-    chosen: list[tuple[Request, int]] = field(default_factory=list)
-    logprobs: dict[Request, TokenLogprob] = field(default_factory=dict)
+    chosen: list[tuple[StepRow, int]] = field(default_factory=list)
+    logprobs: dict[StepRow, TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     failures: list[tuple[Request, RequestFailure]] = field(default_factory=list)
     execute_s: float = 0.0
@@ -150,22 +150,23 @@ class StepOutcome:
         if chosen.grammar_failed or chosen.not_finite or prompt_logprobs:
             failed = {sampled[index].request_id: _GRAMMAR_FAILED for index in chosen.grammar_failed}
             for index in chosen.not_finite:
-                row = sampled[index]
-                if isinstance(row, DraftRow):
-                    row.reject()  # the draft before it may be wrong
-                else:
-                    failed[row.request_id] = _NOT_FINITE
+                if not sampled[index].drafts:  # else a draft before it may be wrong
+                    failed[sampled[index].request_id] = _NOT_FINITE
             failed |= {
                 request_id: _NOT_FINITE for request_id, logprobs in prompt_logprobs.items() if not _are_finite(logprobs)
             }
             self.prompt_logprobs.update(prompt_logprobs)
         tokens = zip(sampled, chosen.token_ids, strict=True)
-        if not failed:
+        if not failed and not chosen.not_finite:
             self.computed += items
             self.chosen += tokens
             return
         self.computed += [item for item in items if item[0].request_id not in failed]
-        self.chosen += [each for each in tokens if each[0].request_id not in failed]
+        self.chosen += [
+            (row, token_id)
+            for index, (row, token_id) in enumerate(tokens)
+            if row.request_id not in failed and index not in chosen.not_finite
+        ]
         self.failures += [(request, failed[request.request_id]) for request, _ in items if request.request_id in failed]
 
 

@@ -26,7 +26,7 @@ from infer_engine.doctor.oracle import Oracle, compare, save_small_model, small_
 from infer_engine.doctor.reporter import Reporter, describe, size
 from infer_engine.messages import Submit
 from infer_engine.model_runner.loading.rank_loading import load_rank
-from infer_engine.model_runner.recording_runner import RecordingRunner
+from infer_engine.model_runner.runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_engine.sizing import choose_block_size, resolve_device
 from infer_kernels.cpu import library

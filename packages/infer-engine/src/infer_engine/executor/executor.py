@@ -126,7 +126,24 @@ class _WorkerProcess:
         self.process.connection.close()
 
 
-class Workers:
+class Ranks:
+    """The ranks beside rank 0; where a model is on one device, there are none."""
+
+    def least_memory(self, own: KVMemory) -> KVMemory:
+        """Return the least memory of all ranks; `own` is that of rank 0."""
+        return own
+
+    def allocate_cache(self, num_blocks: Sequence[int]) -> None:
+        """Let all other ranks allocate their KV pools, and wait until they have."""
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message to all other ranks."""
+
+    def close(self) -> None:
+        """End all other ranks and leave the group; may be called repeatedly."""
+
+
+class Workers(Ranks):
     """All ranks but this process's, which is rank 0.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from infer_engine.model_runner.inputs.staged_step import StagedStep
+from infer_engine.model_runner.inputs.forward_batch import StagedStep
 from infer_engine.processes.child_process import CoreRefused
 from infer_engine.processes.log_forwarding import LogLine
 from infer_engine.protocol import EngineConfig

@@ -19,48 +19,12 @@ from torch import Tensor
 from infer_engine.model_runner.inputs.cache_views import CacheViews
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.runner import ModelRunner
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.scheduling import RowEdit, Schedule
-from infer_engine.speculation.drafts import AllowedAfterDrafts, DraftRow
+from infer_engine.speculation.drafts import DraftRow, FixedMask, JoinedTokens
 from infer_engine.speculation.proposals import Proposal, Source
 from infer_models import CausalLM
-
-
-class _NextTokens:
-    """The tokens behind those at some positions."""
-
-    __slots__ = ("_first", "_token_ids")
-
-    def __init__(self, first: int, token_ids: list[int]) -> None:
-        """Take `token_ids` as those behind the positions from `first` on."""
-        self._first = first
-        self._token_ids = token_ids
-
-    def __len__(self) -> int:
-        return self._first + len(self._token_ids)
-
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return self._token_ids[index.start - self._first : index.stop - self._first]
-        return self._token_ids[index - self._first]
-
-
-class _LayerRow(Request):
-    """A request as a batch reads it: positions of it, with the tokens behind them. It ends with the batch."""
-
-    __slots__ = ()
-
-    def __init__(self, request: Request, first: int, next_tokens: list[int]) -> None:  # all that is read
-        self.request_id = request.request_id
-        self.row = request.row
-        self.state = RequestState.PREFILL
-        self.max_length = request.max_length
-        self.token_ids = _NextTokens(first, next_tokens)  # type: ignore[assignment]  # as far as it is read
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.num_computed_tokens = first
-        self.num_reused_tokens = request.num_reused_tokens
-        self.pending_row = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +116,20 @@ class MTPDrafter:
         limit = min(limit, 1 + request.capacity - (num_tokens - 1))
         while len(drafts) < limit:
             if drafts:
-                row = _LayerRow(request, num_tokens - 2 + len(drafts), drafts[-1:])
+                row = _layer_row(request, num_tokens - 2 + len(drafts), drafts[-1:])
                 hidden = self._compute([row], [1], hidden)
             drafts.append(self._draw(hidden, request, drafts))
         return drafts
 
     def _draw(self, hidden: Tensor, request: Request, drafts: list[int]) -> int:
         """Return what `request` would draw behind `drafts`, by its own random numbers."""
-        row = request
+        row: StepRow = request
         if drafts:
-            constraint = None if request.constraint is None else AllowedAfterDrafts(None)
+            constraint = None if request.constraint is None else FixedMask(None)
             row = DraftRow(request, drafts.copy(), constraint=constraint)
         return self._sampler.launch(self._model.logits(hidden), [row]).wait().token_ids[0]
 
-    def _compute(self, rows: Sequence[_LayerRow], counts: list[int], hidden: Tensor) -> Tensor:
+    def _compute(self, rows: Sequence[StepRow], counts: list[int], hidden: Tensor) -> Tensor:
         """Return what the LM head reads of the tokens behind those of `rows`, [tokens, hidden]."""
         edits, self._edits = self._edits, []
         batch = self._input_buffers.build(list(zip(rows, counts, strict=True)), edits)
@@ -188,22 +152,35 @@ class MTPProposer:
         return Proposal(self._drafter.draft(self._request, limit), Source.DRAFT_MODEL)
 
 
-def _rows_of(schedule: Schedule) -> tuple[list[_LayerRow], list[int]]:
+def _rows_of(schedule: Schedule) -> tuple[list[StepRow], list[int]]:
     """Return what each running request has computed in `schedule`, and the first of its rows of hidden states.
 
     Of a request with drafts these are its own row and those of the drafts that it took, which follow.
     """
-    rows: list[_LayerRow] = []
+    rows: list[StepRow] = []
     firsts: list[int] = []
     for request, first, start in _computed(schedule):
-        next_tokens = request.token_ids[start + 1 : request.num_computed_tokens + 1]
+        next_tokens = list(request.token_ids[start + 1 : request.num_computed_tokens + 1])
         if request.row >= 0 and next_tokens:  # else it has ended, or was preempted
-            rows.append(_LayerRow(request, start, next_tokens))
+            rows.append(_layer_row(request, start, next_tokens))
             firsts.append(first)
     return rows, firsts
 
 
-def _computed(schedule: Schedule) -> Iterator[tuple[Request, int, int]]:
+def _layer_row(request: StepRow, first: int, next_tokens: list[int]) -> StepRow:
+    """Return the row of positions of a request from `first` on, with the tokens behind them, which alone are read."""
+    return StepRow(
+        request.submission,
+        JoinedTokens(range(first), next_tokens),
+        arrival=request.arrival,
+        state=RequestState.PREFILL,
+        row=request.row,
+        num_computed_tokens=first,
+        num_reused_tokens=request.num_reused_tokens,
+    )
+
+
+def _computed(schedule: Schedule) -> Iterator[tuple[StepRow, int, int]]:
     """Yield each request with the first of its rows of hidden states, and the position of that row."""
     if schedule.decodes is None:
         counts = [count for _, count in schedule.items]
@@ -212,6 +189,6 @@ def _computed(schedule: Schedule) -> Iterator[tuple[Request, int, int]]:
         return
     behind = [*schedule.decodes[1:], None]
     for first, (row, draft) in enumerate(zip(schedule.decodes, behind, strict=True)):
-        if not isinstance(row, DraftRow):
-            start = (draft if isinstance(draft, DraftRow) else row).num_computed_tokens - 1
+        if not row.drafts:
+            start = (draft if draft is not None and draft.drafts else row).num_computed_tokens - 1
             yield row, first, start

@@ -1,7 +1,7 @@
 """`ModelRunner`: executes a schedule with one forward pass over a flat batch and one sampling call."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.rank_model import BatchModel
-from infer_engine.outputs import SampledTokens
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.prompt_logprobs import (
     compute_prompt_logprobs,
     find_prompt_logprob_rows,
@@ -19,7 +18,14 @@ from infer_engine.sampling.prompt_logprobs import (
 from infer_engine.sampling.sampler import Sampler
 from infer_engine.sampling.transfers import HostCopy
 from infer_engine.scheduling import Schedule
-from infer_engine.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError, no_prompt_logprobs
+from infer_engine.step_runner import (
+    ComputedPass,
+    PromptLogprobs,
+    SampledTokens,
+    StepOutOfMemoryError,
+    StepRunner,
+    no_prompt_logprobs,
+)
 from infer_kernels import resolve_token_ids
 
 
@@ -52,9 +58,7 @@ class ModelRunner:
             raise _no_memory(len(schedule.items), error) from error
 
     def _forward(self, schedule: Schedule) -> ComputedPass:
-        batch = self._input_buffers.build(
-            schedule.items, schedule.table_edits, decodes=schedule.decodes, state_moves=schedule.state_moves
-        )
+        batch = self._input_buffers.build(schedule.items, schedule.table_edits, decodes=schedule.decodes)
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, self._latest_tokens)
         hidden = self._model.hidden_states(batch)
@@ -86,17 +90,17 @@ class ModelRunner:
         return None if latest is None or latest[0] is not schedule else latest[1]
 
     @torch.inference_mode()
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        """Start to choose the next token of each of `requests`; `computed` has one row for each."""
-        if not requests:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`; `computed` has one row of logits for each."""
+        if not rows:
             return SampledTokens.known([])
         use_device(self._device)
         try:
-            sampled = None if computed.choose is None else self._sampler.replay(computed.choose, requests)
+            sampled = None if computed.choose is None else self._sampler.replay(computed.choose, rows)
             if sampled is None:
-                sampled = self._sampler.launch(computed.logits(), requests)
+                sampled = self._sampler.launch(computed.logits(), rows)
         except torch.OutOfMemoryError as error:
-            raise _no_memory(len(requests), error) from error
+            raise _no_memory(len(rows), error) from error
         self._latest_tokens = sampled.on_device
         return sampled
 
@@ -106,6 +110,30 @@ class ModelRunner:
         use_device(self._device)
         batch = self._input_buffers.build_probe()
         self._model.logits(self._model.hidden_states(batch), batch.logits_indices).sum().item()
+
+
+class RecordingRunner:
+    """Computes with another `ModelRunner`, or with one that returns logits as it does. Implements `StepRunner`."""
+
+    def __init__(self, inner: StepRunner, logits: dict[tuple[str, int], Tensor]) -> None:
+        """Keep in `logits`, by (request id, tokens known), a copy of the row that the next token is chosen from."""
+        self._inner = inner
+        self._logits = logits
+
+    def forward(self, schedule: Schedule) -> ComputedPass:
+        """Start to compute the items of the schedule."""
+        computed = self._inner.forward(schedule)
+        for request, row in zip(schedule.needs_sampling, computed.logits().clone(), strict=True):
+            self._logits[request.request_id, request.num_tokens] = row
+        return computed
+
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        """Start to choose the next token of each of `rows`."""
+        return self._inner.sample(computed, rows)
+
+    def probe(self) -> None:
+        """Compute something small."""
+        self._inner.probe()
 
 
 def _computed(

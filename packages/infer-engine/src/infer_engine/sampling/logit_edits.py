@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.banned_sequences import BannedSequences
 from infer_engine.sampling.transfers import to_device
 
@@ -77,7 +77,7 @@ class RequestEdits:
         """Whether no token but the first is edited."""
         return self.min_tokens <= 1 and self.after is None and not self.banned
 
-    def edit_of(self, request: Request, allowed: Bitmask | None) -> Edit | None:
+    def edit_of(self, request: StepRow, allowed: Bitmask | None) -> Edit | None:
         """Return the edit for the next token of `request`, of which `allowed` is the mask, if there is one."""
         number = request.num_completion_tokens
         rules = (self.before, self.after) if number < self.min_tokens else (self.after,)
@@ -92,7 +92,7 @@ class RequestEdits:
 
 
 def plan_edits(
-    request: Request, *, eos_token_ids: frozenset[int], suppressed: SuppressedTokens, vocab_size: int
+    request: StepRow, *, eos_token_ids: frozenset[int], suppressed: SuppressedTokens, vocab_size: int
 ) -> RequestEdits | None:
     """Return the edits for `request`, or None if there are none. Ids outside the vocabulary are ignored."""
     params = request.submission.params

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infer_engine.protocol import SamplingParams
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.logit_edits import Bitmask, Edit, RequestEdits, SuppressedTokens, plan_edits
 
 # Smaller numbers are 0 in fp32, and logits divided by 0 are all infinite.
@@ -48,7 +48,7 @@ class SamplingMetadata:
         any_needs: `SamplingNeeds` of all rows together.
     """
 
-    requests: Sequence[Request]
+    requests: Sequence[StepRow]
     rows: npt.NDArray[np.int64]
     needs: npt.NDArray[np.uint8]
     any_needs: SamplingNeeds
@@ -77,7 +77,7 @@ class SamplingParamsTable:
         self._suppressed = suppressed
         self._vocab_size = vocab_size
         max_rows += 1
-        self._latest_requests: Sequence[Request] = ()
+        self._latest_requests: Sequence[StepRow] = ()
         self._are_all_greedy = False
         self._owners: list[int | None] = [None] * max_rows
         self._edits: list[RequestEdits | None] = [None] * max_rows
@@ -95,14 +95,14 @@ class SamplingParamsTable:
             "frequency": np.zeros(max_rows, np.float32),
         }
 
-    def are_all_greedy(self, requests: Sequence[Request]) -> bool:
+    def are_all_greedy(self, requests: Sequence[StepRow]) -> bool:
         """Return whether all of `requests` need only the argmax, as in most steps."""
         if requests != self._latest_requests or self._suppressed.first:
             self._latest_requests = requests
             self._are_all_greedy = not self.gather(requests).any_needs
         return self._are_all_greedy
 
-    def gather(self, requests: Sequence[Request]) -> SamplingMetadata:
+    def gather(self, requests: Sequence[StepRow]) -> SamplingMetadata:
         """Return the sampling metadata of `requests`."""
         self._update_rows(requests)
         rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
@@ -146,14 +146,14 @@ class SamplingParamsTable:
         numbers: list[int] = self._num_logprobs[step.rows[indices]].tolist()
         return numbers
 
-    def _update_rows(self, requests: Sequence[Request]) -> None:
+    def _update_rows(self, requests: Sequence[StepRow]) -> None:
         """Read the parameters of the requests that are new in their rows."""
         owners = self._owners
         for request in requests:
             if owners[request.row] != request.arrival and request.row >= 0:
                 self._read_params(request)
 
-    def _read_params(self, request: Request) -> None:
+    def _read_params(self, request: StepRow) -> None:
         row, params = request.row, request.submission.params
         edits = plan_edits(
             request,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.transfers import to_device
 from infer_kernels import apply_penalties, count_tokens
 
@@ -38,7 +38,7 @@ class Penalties:
     def apply(
         self,
         logits: Tensor,
-        requests: Sequence[Request],
+        requests: Sequence[StepRow],
         *,
         slots: npt.NDArray[np.int64],
         repetition: npt.NDArray[np.float32],
@@ -97,12 +97,12 @@ class Penalties:
         )
         logits[rows, token_ids] = penalized.squeeze(-1)
 
-    def _num_counted(self, request: Request) -> int:
+    def _num_counted(self, request: StepRow) -> int:
         """Return how many tokens of `request` its row has counted: 0 if the row has another owner or more tokens."""
         owner, num_tokens = self._owners[request.row] or (None, 0)
         return num_tokens if owner == request.arrival and num_tokens <= len(request.token_ids) else 0
 
-    def _uncounted(self, requests: Sequence[Request]) -> dict[str, npt.NDArray[np.int64]]:
+    def _uncounted(self, requests: Sequence[StepRow]) -> dict[str, npt.NDArray[np.int64]]:
         """Return the generated tokens that are not counted yet."""
         slots: list[int] = []
         ids: list[int] = []
@@ -129,7 +129,7 @@ class Penalties:
         self._in_prompt, self._counts = in_prompt, counts
 
 
-def _drafted(requests: Sequence[Request], slots: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+def _drafted(requests: Sequence[StepRow], slots: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
     """Return how often each row has each of its drafts; `requests` are those of the rows with a slot."""
     found = [
         (row, token_id, count)
@@ -140,7 +140,7 @@ def _drafted(requests: Sequence[Request], slots: npt.NDArray[np.int64]) -> dict[
     return {"draft_rows": rows, "draft_ids": token_ids, "draft_counts": counts}
 
 
-def _prompts(requests: Sequence[Request]) -> dict[str, npt.NDArray[np.int64]]:
+def _prompts(requests: Sequence[StepRow]) -> dict[str, npt.NDArray[np.int64]]:
     """Return the prompts of requests whose state is empty."""
     prompts = [request.token_ids[: request.num_prompt_tokens] for request in requests]
     rows = np.array([request.row for request in requests], np.int64)

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infer_engine.outputs import SampledTokens, SamplerOutput
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.sampling.draw_buffers import Draws
 from infer_engine.sampling.logit_edits import Bitmask, LogitEdits, SuppressedTokens
 from infer_engine.sampling.logprobs import compute_logprobs, read_logprobs
 from infer_engine.sampling.metadata import PLAIN_DRAW, SamplingMetadata, SamplingNeeds, SamplingParamsTable
 from infer_engine.sampling.penalties import Penalties
 from infer_engine.sampling.transfers import HostCopy, to_device
+from infer_engine.step_runner import SampledTokens, SamplerOutput
 from infer_engine.structured.errors import GrammarError
 from infer_kernels import Largest, apply_bitmask, greedy, sample
 
@@ -80,12 +80,12 @@ class Sampler:
         self._edits = LogitEdits(device)
         self._penalties = Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device)
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> SamplerOutput:
+    def sample(self, logits: Tensor, requests: Sequence[StepRow]) -> SamplerOutput:
         """Choose one token for each request and wait for them; arguments as for `launch`."""
         return self.launch(logits, requests).wait() if requests else SamplerOutput(token_ids=[])
 
     @torch.inference_mode()
-    def launch(self, logits: Tensor, requests: Sequence[Request]) -> SampledTokens:
+    def launch(self, logits: Tensor, requests: Sequence[StepRow]) -> SampledTokens:
         """Start to choose one token for each request.
 
         A repeated call chooses the same tokens, if none was appended to a request.
@@ -124,7 +124,7 @@ class Sampler:
         )
 
     @torch.inference_mode()
-    def replay(self, choose: Choice, requests: Sequence[Request]) -> SampledTokens | None:
+    def replay(self, choose: Choice, requests: Sequence[StepRow]) -> SampledTokens | None:
         """Start to choose tokens as `launch` does, by a captured choice; return None if they need more than a draw."""
         if self._rows.are_all_greedy(requests):
             return _sampled(choose(None))

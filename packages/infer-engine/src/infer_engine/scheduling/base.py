@@ -89,10 +89,13 @@ class BaseScheduler(ABC):
 
     def move_states(self, schedule: Schedule) -> None:
         """Give the items of `schedule`, which is complete, the slots of their states."""
-        schedule.state_moves = self._kv_cache_manager.states.move(
+        moves = self._kv_cache_manager.states.move(
             (request.request_id, request.num_computed_tokens, request.num_computed_tokens + count)
             for request, count in schedule.items
         )
+        if moves:
+            for request, _ in schedule.items:
+                request.state_move = moves[request.request_id]
 
     def requeue_pending_readers(self, schedule: Schedule) -> list[tuple[Request, int]]:
         """Requeue the pending readers of a pass that failed; return the items that can be retried."""

@@ -1,11 +1,9 @@
 """`Schedule`: the requests and tokens of one pass; `SchedulerLimits` and `StepBudget` bound it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from infer_cache.paged_manager import TableEdit
-from infer_cache.states.sequence_states import StateMove
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request, RequestState, StepRow
 
 RowEdit = tuple[int, TableEdit]
 """A row of the runner's block tables, and the edit of that row."""
@@ -55,9 +53,8 @@ class Schedule:
 
     Attributes:
         items: (request, number of tokens). A request is sampled if no tokens are left to compute afterwards.
-        decodes: their requests, if the scheduler knows that each is one token after a prompt; else None.
+        decodes: their rows, and those of drafts, if each item is known to be one token after a prompt; else None.
         table_edits: changes of the block tables since the last pass, each with its row.
-        state_moves: by request id, the slots of its state; empty where the model has no states.
         admitted: requests that left the queue in this pass.
         preempted: requests that lost their memory in this pass and are first in the queue.
         pending_hashes: hashes of the blocks that this pass computes. Requests may reuse them in the same pass, as each
@@ -67,9 +64,8 @@ class Schedule:
     """
 
     items: list[tuple[Request, int]] = field(default_factory=list)
-    decodes: list[Request] | None = None
+    decodes: list[StepRow] | None = None
     table_edits: list[RowEdit] = field(default_factory=list)
-    state_moves: Mapping[str, StateMove] = field(default_factory=dict)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     pending_hashes: set[bytes] = field(default_factory=set)
@@ -86,15 +82,15 @@ class Schedule:
         return num_decodes, sum([count for _, count in self.items]) - num_decodes
 
     @property
-    def needs_sampling(self) -> list[Request]:
-        """The requests whose next token is sampled after this pass, in the order of the items."""
+    def needs_sampling(self) -> list[StepRow]:
+        """The rows whose next token is sampled after this pass, in the order of the items."""
         if self.decodes is not None:
             return self.decodes
         return [request for request, count in self.items if request.num_uncomputed_tokens == count]
 
     def only(self, items: list[tuple[Request, int]]) -> "Schedule":
-        """Return a schedule of `items`, with the same table edits and states."""
-        return Schedule(items=items, table_edits=self.table_edits, state_moves=self.state_moves)
+        """Return a schedule of `items`, with the same table edits."""
+        return Schedule(items=items, table_edits=self.table_edits)
 
 
 class StepBudget:

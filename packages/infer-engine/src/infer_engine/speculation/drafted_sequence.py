@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from infer_engine.protocol.stats import NO_DRAFTS
 from infer_engine.request import Request
 from infer_engine.speculation.acceptance_rate import AcceptanceRate
-from infer_engine.speculation.drafts import AllowedAfterDrafts, DraftRow
+from infer_engine.speculation.drafts import DraftRow, FixedMask
 from infer_engine.speculation.proposals import Proposal, Proposer, Source
 from infer_engine.structured.errors import GrammarError
 
@@ -114,11 +114,9 @@ class DraftedSequence:
         is_due = self._rates[source].may_pay and waited >= self._waits[source]
         return best or (min(_PROBE, limit) if is_due else 0)
 
-    def rows(self, drafts: list[_Draft], state_moves: "Sequence[StateMove]" = ()) -> list[DraftRow]:
-        """Return the rows of some of the first drafts that `draft` has returned, one for each.
-
-        `state_moves` are the slots of their states, none where the model has none.
-        """
+    def rows(self, drafts: list[_Draft], state_moves: "Sequence[StateMove]") -> list[DraftRow]:
+        """Return the rows of the first of the drafts that `draft` has returned, with the slots of their states."""
+        drafts = drafts[: len(state_moves)]
         self._num_drafts = len(drafts)
         has_constraint = self.request.constraint is not None
         token_ids = [draft.token_id for draft in drafts]
@@ -127,11 +125,11 @@ class DraftedSequence:
             DraftRow(
                 self.request,
                 token_ids[:count],
-                constraint=AllowedAfterDrafts(draft.allowed_behind) if has_constraint else None,
-                state_move=state_moves[count - 1] if state_moves else None,
+                constraint=FixedMask(draft.allowed_behind) if has_constraint else None,
+                state_move=state_move,
                 on_accepted=self._accept,
             )
-            for count, draft in enumerate(drafts, 1)
+            for count, (draft, state_move) in enumerate(zip(drafts, state_moves, strict=True), 1)
         ]
 
     def _allowed(self, drafts: list[int], most: int) -> list[_Draft]:

@@ -2,17 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from infer_engine.protocol.stats import StepCounts
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.scheduling import BaseScheduler, Schedule
 from infer_engine.speculation.drafted_sequence import DraftedSequence
 from infer_engine.speculation.drafts import DraftRow
 from infer_engine.speculation.proposals import DraftLayer, Proposer
-
-if TYPE_CHECKING:
-    from infer_cache.states.sequence_states import StateMove
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +79,11 @@ class Speculator:
         if self._draft_layer is not None:
             self._draft_layer.prepare(schedule)
         decode = RequestState.DECODE
-        decodes = schedule.decodes or [request for request, _ in schedule.items if request.state is decode]
+        decodes = [request for request, _ in schedule.items if request.state is decode]
         limit = next((drafts for most, drafts in _LIMITS if len(decodes) <= most), 0)
         if len(decodes) < len(schedule.items) or not limit:
             return
-        rows: list[Request] = []
+        rows: list[StepRow] = []
         left = self._max_rows - len(decodes)
         for request in decodes:
             drafts = self._rows_of(request, min(limit, left, self._num_tokens), schedule)
@@ -138,11 +134,7 @@ class Speculator:
         if not drafts:
             return ()
         room = self._scheduler.extend_for_drafts(request, num_tokens + len(drafts), schedule) - num_tokens
-        state_moves: Sequence[StateMove] = ()
-        if schedule.state_moves:
-            state_moves = self._scheduler.move_drafts(request, room)
-            room = len(state_moves)
-        rows = sequence.rows(drafts[:room], state_moves)
+        rows = sequence.rows(drafts, self._scheduler.move_drafts(request, min(room, len(drafts))))
         self._counts.num_drafts += bool(rows)
         self._counts.num_draft_tokens += len(rows)
         return rows

@@ -22,10 +22,9 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from infer_engine.assembly.core import CoreParts
-from infer_engine.outputs import SampledTokens, SamplerOutput
-from infer_engine.request import Request
+from infer_engine.request import StepRow
 from infer_engine.scheduling import BaseScheduler, KVCacheManager, Schedule
-from infer_engine.step_runner import ComputedPass, StepRunner
+from infer_engine.step_runner import ComputedPass, SampledTokens, SamplerOutput, StepRunner
 
 Stage = Literal["schedule", "grow", "allocate", "forward", "sample", "execute", "wait"]
 Action = Literal["raise", "refuse", "sleep", "nan"]
@@ -124,13 +123,13 @@ class _FaultyRunner:
         self._plan.trigger("forward", [request.request_id for request, _ in schedule.items])
         return self._inner.forward(schedule)
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
-        for fault in self._plan.trigger("sample", [request.request_id for request in requests]):
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
+        for fault in self._plan.trigger("sample", [row.request_id for row in rows]):
             if fault.action == "nan":
-                rows = [i for i, each in enumerate(requests) if fault.request_id in (None, each.request_id)]
-                computed = _with_nan(computed, rows)
-        sampled = self._inner.sample(computed, requests)
-        request_ids = [request.request_id for request in requests]
+                spoiled = [i for i, each in enumerate(rows) if fault.request_id in (None, each.request_id)]
+                computed = _with_nan(computed, spoiled)
+        sampled = self._inner.sample(computed, rows)
+        request_ids = [row.request_id for row in rows]
 
         def wait() -> SamplerOutput:
             self._plan.trigger("wait", request_ids)

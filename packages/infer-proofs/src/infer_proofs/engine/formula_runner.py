@@ -2,17 +2,16 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
 
-from infer_engine.outputs import SampledTokens, SamplerOutput
 from infer_engine.protocol import TokenLogprob
-from infer_engine.request import Request, RequestState
+from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.scheduling import KVCacheManager, RowEdit, Schedule
-from infer_engine.step_runner import ComputedPass, PromptLogprobs, StepOutOfMemoryError
+from infer_engine.step_runner import ComputedPass, PromptLogprobs, SampledTokens, SamplerOutput, StepOutOfMemoryError
 
 
 def next_token(token_ids: list[int], *, vocab_size: int = 997) -> int:
@@ -179,7 +178,8 @@ class FormulaRunner:
         if len(rows) < len(schedule.items) or -1 in rows:
             self.violations.append("two requests share a row, or one has none")
         # Drafts are further rows of a step of decodes.
-        all_rows = schedule.items if schedule.decodes is None else [(request, 1) for request in schedule.decodes]
+        decodes = schedule.decodes
+        all_rows: Sequence[tuple[StepRow, int]] = schedule.items if decodes is None else [(row, 1) for row in decodes]
         items = [
             _Item(
                 request.request_id,
@@ -187,7 +187,7 @@ class FormulaRunner:
                 start=request.num_computed_tokens,
                 end=request.num_computed_tokens + count,
                 first_stored=max(request.num_computed_tokens, request.num_reused_tokens),
-                token_ids=request.token_ids[:],
+                token_ids=list(request.token_ids),
                 pending_row=request.pending_row,
             )
             for request, count in all_rows
@@ -207,13 +207,13 @@ class FormulaRunner:
 
         return ComputedPass(logits=lambda: logits, read_prompt_logprobs=read_prompt_logprobs)
 
-    def sample(self, computed: ComputedPass, requests: list[Request]) -> SampledTokens:
+    def sample(self, computed: ComputedPass, rows: Sequence[StepRow]) -> SampledTokens:
         """Choose the numbers as tokens; one that is not finite is no token."""
-        for request in requests:
+        for request in rows:
             if request.row >= 0 and request.pending_row >= 0:
                 self.violations.append(f"{request.request_id} is sampled before its tokens are known")
         chosen: list[SamplerOutput] = []
-        number = self._device.queue(partial(self._choose, computed.logits(), len(requests), chosen))
+        number = self._device.queue(partial(self._choose, computed.logits(), len(rows), chosen))
 
         def wait() -> SamplerOutput:
             self._device.wait(number)

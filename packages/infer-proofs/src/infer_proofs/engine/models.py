@@ -13,7 +13,7 @@ from torch import Tensor
 from infer_cache import PagedKVCacheManager, describe_leaks
 from infer_engine.assembly.core import CoreParts, build_core
 from infer_engine.messages import Abort, StepResult, Submit, TokenOutput
-from infer_engine.model_runner.recording_runner import RecordingRunner
+from infer_engine.model_runner.runner import RecordingRunner
 from infer_engine.protocol import EngineConfig, SamplingParams, TokenLogprob
 from infer_proofs.engine.faults import Fault, FaultPlan
 from infer_proofs.engine.formula import collect, tokens_of

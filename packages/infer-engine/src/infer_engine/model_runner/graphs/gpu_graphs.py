@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from infer_cache import KVPool, StatePool
-from infer_engine.model_runner.graphs.checks.agreement import agree
 from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
 from infer_engine.model_runner.graphs.checks.graph_check import GraphChecker
@@ -158,7 +158,7 @@ class GPUGraphs:
             capture=capture,
             compute_logits=lambda hidden: self._model.logits(hidden)[:, :vocab_size],
             dirty_semaphores=views.dirty_semaphores,
-            agree=partial(agree, device=self._device) if self._has_ranks else None,
+            agree=partial(_agree, device=self._device) if self._has_ranks else None,
         )
         return graphs, checker.capture_all(self._shapes)
 
@@ -178,3 +178,10 @@ class GPUGraphs:
             capture=capture,
             has_choices=has_choices,
         )
+
+
+def _agree(refusal: str | None, *, device: torch.device) -> str | None:
+    """Return why any rank refuses something, or None if none does; every rank calls this with its own reason."""
+    is_refused = torch.tensor([refusal is not None], dtype=torch.int32, device=device)
+    dist.all_reduce(is_refused, op=dist.ReduceOp.MAX)
+    return refusal if refusal is not None or not is_refused.item() else "another rank refuses it"

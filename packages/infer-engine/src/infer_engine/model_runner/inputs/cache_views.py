@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 
 from infer_cache import KVPool, PagedCacheView, StatePool
-from infer_engine.model_runner.inputs.forward_batch import DeviceInputs, ForwardBatch
-from infer_kernels import AttentionBuffers, AttentionPlan, KVSlots, plan_attention, plan_attention_on_device
+from infer_engine.model_runner.inputs.forward_batch import STATES, DeviceInputs, ForwardBatch
+from infer_kernels import AttentionBuffers, AttentionPlan, KVSlots, StateRows, plan_attention, plan_attention_on_device
 
 
 class CacheViews(Protocol):
@@ -42,7 +42,7 @@ class HostPlannedViews:
             )
             for block_table in batch.gather_block_tables()
         ]
-        return _cache_view(self._pool, batch, plans, self._state_pool)
+        return cache_view(self._pool, batch, plans, self._state_pool)
 
 
 class DevicePlannedViews:
@@ -96,7 +96,7 @@ class DevicePlannedViews:
             )
             for metadata in inputs.metadata
         ]
-        return _cache_view(self._pool, inputs, plans, self._state_pool)
+        return cache_view(self._pool, inputs, plans, self._state_pool)
 
     def zero_semaphores(self) -> None:
         """Reset what a launch that failed may have left in the buffers."""
@@ -107,12 +107,14 @@ class DevicePlannedViews:
         self._buffers.dirty_semaphores()
 
 
-def _cache_view(
+def cache_view(
     pool: KVPool, batch: DeviceInputs, plans: list[AttentionPlan], state_pool: StatePool | None
 ) -> PagedCacheView:
+    """Return the view of a batch by its attention plans, and of its states if the model has some."""
     slots = [KVSlots(each, block_size=pool.block_size) for each in batch.slots]
     states = None
     if state_pool is not None:
-        assert batch.state_rows is not None, "the batch has no slots of states"
-        states = state_pool, batch.state_rows
+        assert batch.row_starts is not None, "the batch has no slots of states"
+        read, write = batch.row_parts[STATES]
+        states = state_pool, StateRows(query_start=batch.row_starts, read=read, write=write)
     return PagedCacheView(pool, slots=slots, plans=plans, states=states)

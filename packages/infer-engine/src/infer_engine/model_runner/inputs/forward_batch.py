@@ -1,19 +1,22 @@
-"""`ForwardBatch`: the inputs of a forward pass as one flat batch of tokens."""
+"""`ForwardBatch`: the inputs of a forward pass as one flat batch of tokens; `BatchParts`: where they lie."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from infer_cache import StateMove
-from infer_kernels import DeviceMetadata, StateRows
+from infer_engine.request import StepRow
+from infer_kernels import DeviceMetadata
+from infer_models import ModelConfig
 
-if TYPE_CHECKING:
-    from infer_engine.model_runner.inputs.staged_step import StagedStep
+T = TypeVar("T")
 
 
 class BatchShape(NamedTuple):
@@ -30,6 +33,38 @@ class BatchShape(NamedTuple):
     is_decode_only: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPart:
+    """An optional part of a batch, some numbers for each of its sequences, which is declared in `ROW_PARTS` alone.
+
+    They are written for each row of a step and for padding, copied to the device, staged for other ranks, and copied
+    into captured steps, with the rest of a batch.
+
+    Attributes:
+        num_columns: numbers of each sequence.
+        padding: each number of a sequence of padding.
+        read: returns the numbers of a row of a step.
+        is_in: returns whether batches of a model have the part.
+    """
+
+    num_columns: int
+    padding: int
+    read: Callable[[StepRow], Sequence[int]]
+    is_in: Callable[[ModelConfig], bool]
+
+
+STATES = RowPart(
+    num_columns=2,
+    padding=-1,
+    read=attrgetter("state_move"),
+    is_in=lambda config: any(spec is not None for spec in config.states),
+)
+"""The slots of states that are read, and those that are written."""
+
+ROW_PARTS = (STATES,)
+"""All optional parts that there are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInputs:
     """A batch as a device reads it. All tensors are int32 and on the device.
@@ -44,7 +79,8 @@ class DeviceInputs:
         slots: by group of layers, [rows]: the slot of each token's keys and values, `block * block_size + offset`; -1
             for rows that are not stored: padding, and tokens whose keys and values are cached.
         metadata: by group of layers, the sequences, padding included; None if the device reads none.
-        state_rows: the sequences and the slots of their states, padding included; None if the model has no states.
+        row_parts: the optional parts that the model has, each number of the sequences [seqs], padding included.
+        row_starts: [seqs + 1]: the rows of each sequence, none of padding; None if there are no such parts.
     """
 
     shape: BatchShape
@@ -52,7 +88,32 @@ class DeviceInputs:
     position_ids: Tensor
     slots: tuple[Tensor, ...]
     metadata: tuple[DeviceMetadata, ...] | None
-    state_rows: StateRows | None = None
+    row_parts: Mapping[RowPart, tuple[Tensor, ...]] = field(default_factory=dict)
+    row_starts: Tensor | None = None
+
+
+class StagedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes that a step copies to the device, with which another rank stages the same step; numbers are int32.
+
+    Attributes:
+        shape: size of the batch, padding included.
+        num_tokens: rows without padding.
+        num_seqs: sequences without padding.
+        num_sampled: rows whose logits are sampled.
+        has_pending_tokens: whether only rank 0's device knows some token ids.
+        parts: the parts of the batch, as `BatchParts` divides them.
+        elements: int64: elements of the block tables that have changed.
+        values: what they have become.
+    """
+
+    shape: BatchShape
+    num_tokens: int
+    num_seqs: int
+    num_sampled: int
+    has_pending_tokens: bool
+    parts: bytes
+    elements: bytes
+    values: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +140,7 @@ class ForwardBatch(DeviceInputs):
     is_prefill: Tensor
     gather_block_tables: Callable[[], tuple[Tensor, ...]]
     has_pending_tokens: bool
-    stage: Callable[[], "StagedStep"]
+    stage: Callable[[], StagedStep]
 
     @property
     def is_decode_only(self) -> bool:
@@ -91,11 +152,11 @@ class BatchParts:
     """Views of the parts of a batch in one buffer, on the host as arrays and on the device as tensors, all int32.
 
     parts      input ids │ positions │ slots of each group │ logits indices │ sequences: query starts, lengths, phases,
-    elements     rows    │   rows    │       rows          │    sequences   │ rows of their block tables; their states
+    elements     rows    │   rows    │       rows          │    sequences   │ rows of their block tables; optional parts
 
-    The sequences are there only if the device reads them, the states, which begin with query starts of their own, only
-    if the model has some. Where a part lies depends on the shape of the batch alone, so
-    that a captured step finds it.
+    The sequences are there only if the device reads them, the optional parts, which begin with query starts of their
+    own, only if the model has some. Where a part lies depends on the shape of the batch alone, so that a captured step
+    finds it.
 
     Attributes:
         size: elements of all parts.
@@ -107,9 +168,8 @@ class BatchParts:
         seq_lens: [seqs].
         is_prefill: [seqs].
         block_rows: [seqs].
-        state_starts: [seqs + 1], or None like those below if the model has no states.
-        state_reads: [seqs].
-        state_writes: [seqs].
+        row_starts: [seqs + 1], or None if there are no optional parts.
+        row_parts: the optional parts, each number of the sequences [seqs].
         logits_indices_on_device: the tensor of that part.
         inputs: what the device reads.
     """
@@ -123,21 +183,18 @@ class BatchParts:
         "logits_indices_on_device",
         "position_ids",
         "query_start",
+        "row_parts",
+        "row_starts",
         "seq_lens",
         "size",
         "slots",
-        "state_reads",
-        "state_starts",
-        "state_writes",
     )
 
     query_start: npt.NDArray[np.int32] | None
     seq_lens: npt.NDArray[np.int32] | None
     is_prefill: npt.NDArray[np.int32] | None
     block_rows: npt.NDArray[np.int32] | None
-    state_starts: npt.NDArray[np.int32] | None
-    state_reads: npt.NDArray[np.int32] | None
-    state_writes: npt.NDArray[np.int32] | None
+    row_starts: npt.NDArray[np.int32] | None
 
     def __init__(
         self,
@@ -147,9 +204,9 @@ class BatchParts:
         shape: BatchShape,
         num_groups: int,
         tables_on_device: tuple[Tensor, ...] | None,
-        has_states: bool = False,
+        row_parts: Sequence[RowPart] = (),
     ) -> None:
-        """View the beginnings of `host` and `device`, int32 buffers of equal size.
+        """View the beginnings of `host` and `device`, int32 buffers of equal size; `row_parts` are the optional parts.
 
         The device reads the sequences, and their blocks in `tables_on_device`, unless that is None.
         """
@@ -157,9 +214,9 @@ class BatchParts:
         sizes = [rows] * (2 + num_groups) + [seqs]
         if tables_on_device is not None:
             sizes += [seqs + 1, seqs, seqs, seqs]
-        of_states = slice(len(sizes), len(sizes) + 3)
-        if has_states:
-            sizes += [seqs + 1, seqs, seqs]
+        first_optional = len(sizes)
+        if row_parts:
+            sizes += [seqs + 1, *(seqs for part in row_parts for _ in range(part.num_columns))]
         ends = np.cumsum(sizes).tolist()
         self.size: int = ends[-1]
         array: npt.NDArray[np.int32] = host.numpy()
@@ -167,9 +224,10 @@ class BatchParts:
         self.input_ids, self.position_ids = pieces[:2]
         self.slots = array[2 * rows : (2 + num_groups) * rows].reshape(num_groups, rows)
         self.logits_indices = pieces[2 + num_groups]
-        of_sequences = slice(3 + num_groups, of_states.start)
+        of_sequences = slice(3 + num_groups, first_optional)
         self.query_start, self.seq_lens, self.is_prefill, self.block_rows = pieces[of_sequences] or (None,) * 4
-        self.state_starts, self.state_reads, self.state_writes = pieces[of_states] or (None,) * 3
+        self.row_starts = pieces[first_optional] if row_parts else None
+        self.row_parts = _by_part(row_parts, pieces[first_optional + 1 :])
         on_device = torch.split(device[: self.size], sizes)
         self.logits_indices_on_device = on_device[2 + num_groups]
         metadata = None
@@ -191,7 +249,8 @@ class BatchParts:
             position_ids=on_device[1],
             slots=on_device[2 : 2 + num_groups],
             metadata=metadata,
-            state_rows=_state_rows(*on_device[of_states]) if has_states else None,
+            row_parts=_by_part(row_parts, on_device[first_optional + 1 :]),
+            row_starts=on_device[first_optional] if row_parts else None,
         )
 
     @property
@@ -199,19 +258,21 @@ class BatchParts:
         """Shape of the batch, padding included."""
         return self.inputs.shape
 
-    def write_states(self, query_start: npt.NDArray[np.int32], moves: Sequence[StateMove]) -> None:
-        """Write the slots of the states of a batch's sequences; none where `moves` is empty, and none of padding."""
-        if self.state_starts is None:
+    def write_optional(self, query_start: npt.NDArray[np.int32], rows: Sequence[StepRow]) -> None:
+        """Write the optional parts of a batch of `rows`, or of no row but padding."""
+        if self.row_starts is None:
             return
-        assert self.state_reads is not None
-        assert self.state_writes is not None
-        self.state_starts[: len(query_start)] = query_start
-        self.state_starts[len(query_start) :] = query_start[-1]
-        for part in (self.state_reads, self.state_writes):
-            part[len(moves) :] = -1
-        if moves:
-            self.state_reads[: len(moves)], self.state_writes[: len(moves)] = np.array(moves, np.int32).T
+        self.row_starts[: len(query_start)] = query_start
+        self.row_starts[len(query_start) :] = query_start[-1]
+        for part, columns in self.row_parts.items():
+            read = chain.from_iterable(map(part.read, rows))
+            numbers = np.fromiter(read, np.int32).reshape(-1, part.num_columns)
+            for column, values in zip(columns, numbers.T, strict=True):
+                column[: len(rows)] = values
+                column[len(rows) :] = part.padding
 
 
-def _state_rows(query_start: Tensor, read: Tensor, write: Tensor) -> StateRows:
-    return StateRows(query_start=query_start, read=read, write=write)
+def _by_part(row_parts: Iterable[RowPart], columns: Iterable[T]) -> Mapping[RowPart, tuple[T, ...]]:
+    """Return the columns of each part, which lie one after the other."""
+    left = iter(columns)
+    return {part: tuple(islice(left, part.num_columns)) for part in row_parts}

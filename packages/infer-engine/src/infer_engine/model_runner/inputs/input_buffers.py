@@ -1,83 +1,37 @@
 """`InputBuffers`: builds the inputs of a step from its requests, and copies them to the device at once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from infer_cache import StateMove
-from infer_cache.states.sequence_states import NO_MOVES
-from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, ForwardBatch
 from infer_engine.model_runner.inputs.step_buffers import StepBuffers
-from infer_engine.request import Request, RequestState
+from infer_engine.request import RequestState, StepRow
 from infer_engine.scheduling import RowEdit
 
 
 class InputBuffers(StepBuffers):
     """Builds batches in the buffers of all steps, with padding where a captured step needs it."""
 
-    def __init__(
-        self,
-        *,
-        max_tokens: int,
-        max_seqs: int,
-        max_seq_len: int,
-        block_size: int,
-        num_groups: int,
-        device: torch.device,
-        has_metadata: bool = False,
-        padded_shapes: PaddedShapes | None = None,
-        first_position: Callable[[int], int] | None = None,
-        has_states: bool = False,
-    ) -> None:
-        """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
-
-        Args:
-            max_tokens: tokens of a step.
-            max_seqs: sequences of a step.
-            max_seq_len: tokens of a sequence.
-            block_size: tokens of a block.
-            num_groups: groups of layers.
-            device: what computes.
-            has_metadata: keep block tables and the sequences of a batch on the device.
-            padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
-            first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
-            has_states: the model has layers with states.
-        """
-        super().__init__(
-            max_tokens=max_tokens,
-            max_seqs=max_seqs,
-            max_seq_len=max_seq_len,
-            block_size=block_size,
-            num_groups=num_groups,
-            device=device,
-            has_metadata=has_metadata,
-            has_states=has_states,
-        )
-        self._first_position = first_position
-        self._padded_shapes = padded_shapes
-        self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
-        self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
-        # Of the latest batch: what lies in the buffer need not be written again.
-        self._latest_shape: BatchShape | None = None
-        self._latest_decodes: list[Request] = []
-        self._latest_rows = np.zeros(0, dtype=np.int32)
-        self._latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
+    # Of the latest batch: what lies in the buffer need not be written again.
+    _latest_shape: BatchShape | None = None
+    _latest_decodes: Sequence[StepRow] = ()
+    _latest_rows: NDArray[np.int32]
+    _latest_views: tuple[Tensor, Tensor]  # logits indices on the device, query starts
 
     def build(
         self,
-        items: Sequence[tuple[Request, int]],
+        items: Sequence[tuple[StepRow, int]],
         edits: Sequence[RowEdit],
         *,
-        decodes: list[Request] | None = None,
-        state_moves: Mapping[str, StateMove] = NO_MOVES,
+        decodes: Sequence[StepRow] | None = None,
     ) -> ForwardBatch:
-        """Apply `edits` to the block tables, and return the batch of `items`, (request, number of tokens).
+        """Apply `edits` to the block tables, and return the batch of `items`, (row, number of tokens).
 
-        `decodes` are the requests of `items`, if all are known to decode. `state_moves` are the slots of their states.
+        `decodes` are the rows of `items`, and of drafts, if all are known to decode.
         """
         self._await_copy()
         if edits:
@@ -86,7 +40,7 @@ class InputBuffers(StepBuffers):
             decodes = [request for request, _ in items if request.state is RequestState.DECODE]
             decodes = decodes if len(decodes) == len(items) else None
         if decodes is not None:
-            return self._build_decodes(decodes, _moves_of(decodes, state_moves))
+            return self._build_decodes(decodes)
         per_item = np.array(
             [
                 (count, r.num_computed_tokens, r.row, r.num_prompt_tokens, r.num_reused_tokens, r.num_tokens)
@@ -128,10 +82,10 @@ class InputBuffers(StepBuffers):
             is_prefill=torch.from_numpy((num_tokens > 1) | (starts < prompt_lens)),
             rows=rows,
             has_pending_tokens=int(input_ids.min()) < 0,
-            moves=[state_moves[request.request_id] for request, _ in items] if state_moves else [],
+            step_rows=[row for row, _ in items],
         )
 
-    def _build_decodes(self, requests: list[Request], moves: list[StateMove]) -> ForwardBatch:
+    def _build_decodes(self, requests: Sequence[StepRow]) -> ForwardBatch:
         """Return the batch of one decode for each of `requests`: the fast path of most steps."""
         total = len(requests)
         parts = self._place(total, total, is_decode_only=True)
@@ -161,7 +115,7 @@ class InputBuffers(StepBuffers):
             is_prefill=self._no_prefill[:total],
             rows=rows,
             has_pending_tokens=min(input_ids) < 0,
-            moves=moves,
+            step_rows=requests,
             writes_sequences=not is_same,
         )
 
@@ -189,7 +143,7 @@ class InputBuffers(StepBuffers):
         """
         self._await_copy()
         parts = self._place_of(shape)
-        self._latest_decodes = []
+        self._latest_decodes = ()
         nothing = np.zeros(0, dtype=np.int32)
         self._finish(
             parts,
@@ -202,14 +156,6 @@ class InputBuffers(StepBuffers):
             has_pending_tokens=False,
         )
 
-    def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> BatchParts:
-        """Return where to write a batch: with padding, if it is to be padded."""
-        if self._padded_shapes is not None:
-            shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
-            if shape is not None:
-                return self._place_of(shape)
-        return self._place_at(BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only))
-
     def _finish(
         self,
         parts: BatchParts,
@@ -221,7 +167,7 @@ class InputBuffers(StepBuffers):
         is_prefill: Tensor,
         rows: NDArray[np.int32],
         has_pending_tokens: bool,
-        moves: Sequence[StateMove] = (),
+        step_rows: Sequence[StepRow] = (),
         writes_sequences: bool = True,
     ) -> ForwardBatch:
         """Write the rest of a batch of `total` tokens, copy it to the device, and return it.
@@ -242,7 +188,7 @@ class InputBuffers(StepBuffers):
                 parts.logits_indices_on_device[:num_sampled],
                 torch.from_numpy(query_start),
             )
-        parts.write_states(query_start, moves)
+        parts.write_optional(query_start, step_rows)
         self._latest_shape = parts.shape
         return self._copy_batch(
             parts,
@@ -281,12 +227,7 @@ class InputBuffers(StepBuffers):
             part[num_seqs:] = 0
 
 
-def _moves_of(requests: Sequence[Request], moves: Mapping[str, StateMove]) -> list[StateMove]:
-    """Return the slots of each request's state; none for a model without states."""
-    return [request.state_move(moves) for request in requests] if moves else []
-
-
-def _next_id(request: Request) -> int:
+def _next_id(request: StepRow) -> int:
     """Return the id of the next token to compute, as in `ForwardBatch.input_ids`."""
     computed = request.num_computed_tokens
     return request.token_ids[computed] if computed < len(request.token_ids) else -1 - request.pending_row

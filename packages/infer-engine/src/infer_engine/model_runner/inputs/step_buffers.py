@@ -5,6 +5,7 @@ a rank that schedules    writes a batch ──> copies it to its device
 any other rank                   └────────> writes the same bytes ──> copies them to its device
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.block_tables import BlockTables
-from infer_engine.model_runner.inputs.forward_batch import BatchParts, BatchShape, DeviceInputs, ForwardBatch
-from infer_engine.model_runner.inputs.staged_step import StagedStep
+from infer_engine.model_runner.inputs.forward_batch import (
+    BatchParts,
+    BatchShape,
+    DeviceInputs,
+    ForwardBatch,
+    RowPart,
+    StagedStep,
+)
 from infer_engine.sampling.transfers import to_device
 
 MAX_STAGED_EDITS = 512
@@ -40,7 +48,9 @@ class StepBuffers:
         num_groups: int,
         device: torch.device,
         has_metadata: bool = False,
-        has_states: bool = False,
+        padded_shapes: PaddedShapes | None = None,
+        first_position: Callable[[int], int] | None = None,
+        row_parts: Sequence[RowPart] = (),
     ) -> None:
         """Allocate buffers for `max_tokens` tokens of `max_seqs` sequences of up to `max_seq_len` tokens.
 
@@ -52,11 +62,17 @@ class StepBuffers:
             num_groups: groups of layers.
             device: what computes.
             has_metadata: keep block tables and the sequences of a batch on the device.
-            has_states: the model has layers with states.
+            padded_shapes: shapes that batches are padded to; needs `has_metadata`. None: to none.
+            first_position: the model's `CausalLM.first_position`; None: all sequences begin at 0.
+            row_parts: the optional parts of batches.
         """
         self._block_size = block_size
         self._num_groups = num_groups
-        self._has_states = has_states
+        self._row_parts = row_parts
+        self._padded_shapes = padded_shapes
+        self._first_position = first_position
+        self._arange_array = np.arange(max_seqs + 1, dtype=np.int32)
+        self._no_prefill = torch.zeros(max_seqs, dtype=torch.bool)
         self._tables = BlockTables(
             num_groups=num_groups,
             max_rows=max_seqs,
@@ -64,7 +80,8 @@ class StepBuffers:
             block_size=block_size,
             device=device if has_metadata else None,
         )
-        size = _BATCH_START + (2 + num_groups) * max_tokens + 8 * max_seqs + 2
+        num_columns = 6 + sum(part.num_columns for part in row_parts)
+        size = _BATCH_START + (2 + num_groups) * max_tokens + num_columns * max_seqs + 2
         self._host_buffer = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device_buffer = (
             self._host_buffer if device.type == "cpu" else torch.zeros_like(self._host_buffer, device=device)
@@ -80,6 +97,14 @@ class StepBuffers:
     def inputs(self, shape: BatchShape) -> DeviceInputs:
         """Return where the device finds a batch that is padded to `shape`: the same place for all of them."""
         return self._place_of(shape).inputs
+
+    def _place(self, num_tokens: int, num_seqs: int, *, is_decode_only: bool) -> BatchParts:
+        """Return where to write a batch: with padding, if it is to be padded."""
+        if self._padded_shapes is not None:
+            shape = self._padded_shapes.least(num_tokens, num_seqs, is_decode_only=is_decode_only)
+            if shape is not None:
+                return self._place_of(shape)
+        return self._place_at(BatchShape(num_tokens, num_seqs, is_decode_only=is_decode_only))
 
     def _place_of(self, shape: BatchShape) -> BatchParts:
         """Return where batches of `shape`, with padding or without, lie on the host and on the device."""
@@ -101,7 +126,7 @@ class StepBuffers:
             shape=shape,
             num_groups=self._num_groups,
             tables_on_device=self._tables.on_device,
-            has_states=self._has_states,
+            row_parts=self._row_parts,
         )
 
     def _await_copy(self) -> None:
@@ -112,20 +137,19 @@ class StepBuffers:
     def take(self, step: StagedStep) -> ForwardBatch:
         """Return the batch that another rank has staged; needs `has_metadata`."""
         self._await_copy()
-        elements, values = step.read_edits()
-        if len(elements):
-            self._tables.set(elements, values)
-            self._changed = elements
+        if step.elements:
+            self._changed = np.frombuffer(step.elements, np.int64)
+            self._tables.set(self._changed, np.frombuffer(step.values, np.int32))
         parts = self._place_at(step.shape)
-        self._host_buffer.numpy()[_BATCH_START:][: parts.size] = step.read_parts()
+        self._host_buffer.numpy()[_BATCH_START:][: parts.size] = np.frombuffer(step.parts, np.int32)
         assert parts.query_start is not None
         assert parts.seq_lens is not None
         assert parts.is_prefill is not None
         assert parts.block_rows is not None
-        num_seqs = step.real_seqs
+        num_seqs = step.num_seqs
         return self._copy_batch(
             parts,
-            step.real_tokens,
+            step.num_tokens,
             views=(
                 parts.logits_indices_on_device[: step.num_sampled],
                 torch.from_numpy(parts.query_start[: num_seqs + 1].copy()),
@@ -152,13 +176,27 @@ class StepBuffers:
         self._copy(parts.size)
         logits_indices, query_start = views
         inputs = parts.inputs
+
+        def stage() -> StagedStep:
+            return StagedStep(
+                shape=inputs.shape,
+                num_tokens=total,
+                num_seqs=len(rows),
+                num_sampled=len(logits_indices),
+                has_pending_tokens=has_pending_tokens,
+                parts=self._host_buffer.numpy()[_BATCH_START:][: parts.size].tobytes(),
+                elements=changed.tobytes(),
+                values=self._tables.read(changed).tobytes(),
+            )
+
         return ForwardBatch(
             shape=inputs.shape,
             input_ids=inputs.input_ids,
             position_ids=inputs.position_ids,
             slots=inputs.slots,
             metadata=inputs.metadata,
-            state_rows=inputs.state_rows,
+            row_parts=inputs.row_parts,
+            row_starts=inputs.row_starts,
             num_tokens=total,
             logits_indices=logits_indices,
             query_start=query_start,
@@ -167,38 +205,7 @@ class StepBuffers:
             is_prefill=is_prefill,
             gather_block_tables=partial(self._gather_block_tables, rows, seq_lens),
             has_pending_tokens=has_pending_tokens,
-            stage=partial(
-                self._stage,
-                parts,
-                changed,
-                total,
-                len(rows),
-                len(logits_indices),
-                has_pending_tokens=has_pending_tokens,
-            ),
-        )
-
-    def _stage(
-        self,
-        parts: BatchParts,
-        changed: NDArray[np.int64],
-        num_tokens: int,
-        num_seqs: int,
-        num_sampled: int,
-        *,
-        has_pending_tokens: bool,
-    ) -> StagedStep:
-        return StagedStep(
-            num_tokens=parts.shape.num_tokens,
-            num_seqs=parts.shape.num_seqs,
-            is_decode_only=parts.shape.is_decode_only,
-            real_tokens=num_tokens,
-            real_seqs=num_seqs,
-            num_sampled=num_sampled,
-            has_pending_tokens=has_pending_tokens,
-            parts=self._host_buffer.numpy()[_BATCH_START:][: parts.size].tobytes(),
-            elements=changed.tobytes(),
-            values=self._tables.read(changed).tobytes(),
+            stage=stage,
         )
 
     def _copy(self, num_elements: int) -> None:

@@ -11,6 +11,7 @@ from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes, most_prompt_tokens_of
 from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
+from infer_engine.model_runner.inputs.forward_batch import ROW_PARTS, STATES, RowPart
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
 from infer_engine.model_runner.loading.state_sizing import StateSizes, size_states
@@ -76,9 +77,9 @@ class LoadedRank:
         return None if model.short_length is None else model.first_position
 
     @property
-    def has_states(self) -> bool:
-        """Whether layers of the model have states in place of keys and values."""
-        return any(spec is not None for spec in self.model_config.states)
+    def row_parts(self) -> list[RowPart]:
+        """The optional parts of batches that the model has."""
+        return [part for part in ROW_PARTS if part.is_in(self.model_config)]
 
     @property
     def max_step_tokens(self) -> int:
@@ -157,7 +158,7 @@ class LoadedRank:
 
     def allocate_state_pool(self, num_slots: int) -> StatePool | None:
         """Return a pool of states with so many slots; None if the model has none."""
-        if not self.has_states:
+        if STATES not in self.row_parts:
             return None
         specs, device = self.model_config.states, self.rank_model.device
         return StatePool(specs, num_slots=num_slots, dtype=self.dtype, device=device)
@@ -176,7 +177,7 @@ class LoadedRank:
             has_metadata=has_metadata,
             padded_shapes=padded_shapes,
             first_position=self.first_position,
-            has_states=self.has_states,
+            row_parts=self.row_parts,
         )
 
     def host_planned_views(self, pool: KVPool, state_pool: StatePool | None = None) -> HostPlannedViews:

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from infer_engine.model_runner.loading.dummy_requests import GREEDY, dummy_request
 from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request, RequestState
 from infer_engine.scheduling import Schedule, SchedulerLimits
+from infer_engine.speculation.drafts import FixedMask
 from infer_engine.step_runner import StepRunner
 
 if TYPE_CHECKING:
@@ -106,19 +106,9 @@ def _kinds_of_sampling() -> Iterator[SamplingParams]:
 def _decode(params: SamplingParams, masked_vocab_size: int | None) -> Request:
     request = dummy_request([0], [0], params=params, num_computed=1)
     if masked_vocab_size is not None:
-        request.constraint = cast("TokenConstraint", _AnyToken(masked_vocab_size))
+        any_token = FixedMask(np.full(-(-masked_vocab_size // 32), -1, np.int32))
+        request.constraint = cast("TokenConstraint", any_token)
     return request
-
-
-class _AnyToken:
-    """A grammar that allows every token."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._num_words = -(-vocab_size // 32)
-
-    def mask(self) -> npt.NDArray[np.int32]:
-        """Return the tokens that may come next, [words]."""
-        return np.full(self._num_words, -1, np.int32)
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -21,13 +21,9 @@ class OptionGroup:
             ValueError: a value is not allowed, or two that were set conflict; the message names the field, the value
                 and what is allowed.
         """
-        self.check_values()
-        self.check_conflicts()
-
-    def check_values(self) -> None:
-        """Check each value by itself."""
         for name, check in self.CHECKS.items():
             check(name, getattr(self, name))
+        self.check_conflicts()
 
     def check_conflicts(self) -> None:
         """Check the values against each other."""

@@ -25,7 +25,7 @@ from infer_engine.model_runner.graphs import gpu_graphs
 from infer_engine.model_runner.graphs.gpu_graphs import GPUGraphs
 from infer_engine.model_runner.graphs.graph_capture import Replay
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.inputs.forward_batch import BatchShape, DeviceInputs
+from infer_engine.model_runner.inputs.forward_batch import STATES, BatchShape, DeviceInputs
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import EngineConfig
@@ -85,9 +85,12 @@ def _with_old_state(name: str) -> Callable[[], object]:
     """Let captures read a copy of one tensor of the slots of states, as it is when they are captured."""
 
     def change(inputs: DeviceInputs) -> DeviceInputs:
-        assert inputs.state_rows is not None
-        old: dict[str, Tensor] = {name: getattr(inputs.state_rows, name).clone()}
-        return replace(inputs, state_rows=replace(inputs.state_rows, **old))
+        assert inputs.row_starts is not None
+        tensors = dict(
+            zip(("query_start", "read", "write"), (inputs.row_starts, *inputs.row_parts[STATES]), strict=True)
+        )
+        starts, *slots = (each.clone() if each is tensors[name] else each for each in tensors.values())
+        return replace(inputs, row_starts=starts, row_parts={**inputs.row_parts, STATES: tuple(slots)})
 
     return wrong_inputs(change)
 

@@ -43,7 +43,8 @@ def decode_in_a_row(
     chosen: list[Tensor] = []
     latest = torch.empty(0)
     for number in range(NUM_STEPS):
-        batch = input_buffers.build(items, [] if number else edits, state_moves=states.moves(items, step=number))
+        states.move(items, step=number)
+        batch = input_buffers.build(items, [] if number else edits)
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, latest)
         hidden, choose = graphs.replay(batch), graphs.choice(batch)

@@ -7,7 +7,7 @@
 Steps in a row swap the two, as those of an engine do.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -33,21 +33,16 @@ class DummyStates:
         """Return whether a batch of so many sequences has slots."""
         return num_seqs <= self._rows
 
-    def moves(self, items: Items, *, step: int = 0) -> Mapping[str, StateMove]:
-        """Return the slots of a batch's sequences, in the step of that number; those that begin read none."""
-        if self._pool is None:
-            return {}
+    def move(self, items: Items, *, step: int = 0) -> None:
+        """Give a batch's sequences their slots in the step of that number; those that begin read none."""
         first, second = (0, self._rows) if step % 2 == 0 else (self._rows, 0)
-        return {
-            request.request_id: StateMove(first + row if request.num_computed_tokens else -1, second + row)
-            for row, (request, _) in enumerate(items)
-        }
+        for row, (request, _) in enumerate(items):
+            request.state_move = StateMove(first + row if request.num_computed_tokens else -1, second + row)
 
-    def nan_moves(self, items: Items) -> Mapping[str, StateMove]:
-        """Return slots of which all that are read hold NaN."""
-        if self._pool is None:
-            return {}
-        return {request.request_id: StateMove(self._rows + row, row) for row, (request, _) in enumerate(items)}
+    def move_to_nan(self, items: Items) -> None:
+        """Give a batch's sequences slots of which all that are read hold NaN."""
+        for row, (request, _) in enumerate(items):
+            request.state_move = StateMove(self._rows + row, row)
 
     def write_noise(self) -> None:
         """Let the slots that are read hold noise of about 1, and all others NaN."""

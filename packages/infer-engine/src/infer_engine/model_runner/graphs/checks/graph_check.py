@@ -213,7 +213,8 @@ class GraphChecker:
             return
         items, edits = filled
         self._states.write_noise()  # and NaN into slots that steps write, from which this one reads
-        batch = self._input_buffers.build(items, edits, state_moves=self._states.nan_moves(items))
+        self._states.move_to_nan(items)
+        batch = self._input_buffers.build(items, edits)
         for replay in captured:
             if replay is not None:
                 self._replay(shape, replay)
@@ -308,7 +309,8 @@ class GraphChecker:
 
     def _build(self, items: Items, edits: list[RowEdit]) -> ForwardBatch:
         """Stage a batch with the slots of its states."""
-        return self._input_buffers.build(items, edits, state_moves=self._states.moves(items))
+        self._states.move(items)
+        return self._input_buffers.build(items, edits)
 
     def _forget(self, batch: ForwardBatch, value: float) -> None:
         """Overwrite what the step is to compute with `value`."""
