@@ -29,9 +29,7 @@ LONG_FILES: dict[str, int] = {
 LARGE_FOLDERS: dict[str, int] = {
     "packages/infer-cache/src/infer_cache": 13,
     "packages/infer-cache/tests": 15,
-    "packages/infer-engine/src/infer_engine/chat": 13,
     "packages/infer-engine/src/infer_engine/doctor": 13,
-    "packages/infer-engine/src/infer_engine/structured/json_schema": 13,
     "packages/infer-engine/tests/chat": 13,
     "packages/infer-engine/tests/scheduling": 13,
     "packages/infer-kernels/tests/interpreter": 32,

@@ -15,11 +15,8 @@ from infer_engine.protocol import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from infer_cache.states.sequence_states import StateMove
-    from infer_engine.chat.call_constraint import CallConstraint
-    from infer_engine.chat.thinking_constraint import ThinkingConstraint
     from infer_engine.protocol.stats import DraftCounts
-    from infer_engine.structured.allowed_tokens import AllowedTokens
-    from infer_engine.structured.constraint import TokenConstraint
+    from infer_engine.structured.constraint import Constraint
 
 
 class RequestState(enum.Enum):
@@ -101,7 +98,7 @@ class Request:
         arrival: int,
         arrival_step: int = 0,
         block_hashes: BlockHashes | None = None,
-        constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None" = None,
+        constraint: "Constraint | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
         self.submission = submission

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
-from infer_engine.messages import CallHeads
+from infer_engine.messages import AnswerMarks
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
 TokenIdOf = Callable[[str], int | None]
@@ -65,16 +65,16 @@ class AnswerForm:
         """Whether the answer comes as messages in channels; the rest of a message that the prompt began does not."""
         return self.thinks and self.reasoning_format is not None and bool(self.reasoning_format.channels)
 
-    def call_heads(self) -> CallHeads | None:
-        """Return how the core sees calls begin; None if the answer may have none, or must."""
-        if self.tool_call_format is None or self.must_call:
-            return None
-        return CallHeads(
+    def marks(self, *, is_free: bool) -> AnswerMarks:
+        """Return the marks by which an answer is read; `is_free`: its content follows no grammar."""
+        return AnswerMarks(
             reasoning_format=self.reasoning_format,
             reasoning_state=self.reasoning_state,
             tool_call_format=self.tool_call_format,
             tool_names=self.tool_names,
             strict_names=self.strict_names,
             max_calls=self.max_calls,
+            must_call=self.must_call,
+            is_free=is_free,
             shown_ids=tuple(sorted(self.shown_ids)),
         )

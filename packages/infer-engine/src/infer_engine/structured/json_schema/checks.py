@@ -71,9 +71,6 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
 
 
 def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
-    def not_kept(keyword: str, problem: str) -> None:
-        refuse(schema, keyword, schema[keyword], NotKeptError(f"`{keyword}` at {place} {problem}"))
-
     _check_patterns(schema, place, refuse)
     properties = schema.get("properties", {})
     required = set(schema.get("required", []))
@@ -85,7 +82,8 @@ def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
         )
         refuse(schema, "properties", properties, ValueError(problem))
     while schema.get("minProperties", 0) > len(required) and num_optional > MAX_ONE_OF_MANY:
-        not_kept("minProperties", f"is kept for up to {MAX_ONE_OF_MANY} properties; leave it out")
+        problem = f"`minProperties` at {place} is kept for up to {MAX_ONE_OF_MANY} properties; leave it out"
+        refuse(schema, "minProperties", schema["minProperties"], NotKeptError(problem))
 
 
 def _check_patterns(schema: dict[str, Any], place: str, refuse: Refuse) -> None:

@@ -17,12 +17,19 @@ from infer_engine.structured.errors import NotKeptError
 from infer_engine.structured.json_schema.checks import check_schema
 from infer_engine.structured.json_schema.dialects import respelled
 from infer_engine.structured.json_schema.ends import check_ends
-from infer_engine.structured.json_schema.exactness import MAX_ENUM, are_exact, is_exact
 from infer_engine.structured.json_schema.formats import FORMAT_KEYWORDS, LIBRARY_FORMATS, WIDER_FORMAT_KEYWORDS
 from infer_engine.structured.json_schema.patterns import names_of_pattern
 from infer_engine.structured.json_schema.places import LISTS, MAPS, SINGLE
 from infer_engine.structured.json_schema.references import localized
-from infer_engine.structured.json_schema.widening import MAX_LENGTH, Refuse, exactly, whatever_it_is
+from infer_engine.structured.json_schema.widening import (
+    MAX_ENUM,
+    MAX_LENGTH,
+    Refuse,
+    are_exact,
+    exactly,
+    is_exact,
+    whatever_it_is,
+)
 
 MAX_DEPTH = 64
 MAX_MULTIPLE_OF = 10_000
