@@ -9,6 +9,9 @@ from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, Requ
 from infer_engine.protocol.stats import DraftCounts
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
+MAX_CALLS = 64
+"""Most calls in one answer; a small model may never come to an end of its own."""
+
 
 class AnswerMarks(msgspec.Struct, frozen=True, kw_only=True):
     """The marks of an answer, by which its thinking and its calls are found, and which calls it may have.
@@ -30,10 +33,10 @@ class AnswerMarks(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_format: ToolCallFormat | None = None
     tool_names: tuple[str, ...] = ()
     strict_names: tuple[str, ...] = ()
-    max_calls: int | None = None
+    max_calls: int = MAX_CALLS
     must_call: bool = False
     is_free: bool = True
-    shown_ids: tuple[int, ...] = ()
+    shown_ids: frozenset[int] = frozenset()
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):

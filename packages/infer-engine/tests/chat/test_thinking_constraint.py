@@ -112,7 +112,7 @@ def test_in_channels_no_other_thinking_may_follow_a_forced_end_and_a_call_may() 
         reasoning_format=REASONING_FORMATS["harmony"],
         reasoning_state=ReasoningState.MAY_BEGIN,
         tool_names=("analysis",),
-        shown_ids=tuple(TOKENIZER.special_ids),
+        shown_ids=frozenset(TOKENIZER.special_ids),
     )
     limit = ThinkingLimit(marks=marks, max_tokens=1, end_token_ids=end, begin_token_id=analysis)
     reader = ThinkingConstraint(limit, COMPILER.vocabulary(), None)

@@ -29,7 +29,7 @@ class CallConstraint:
     def __init__(self, marks: AnswerMarks, matcher: "LLMatcher", vocabulary: "Vocabulary") -> None:
         """Look for calls by `marks`; `matcher`, which others use too, is at the beginning of arguments."""
         self._vocabulary = vocabulary
-        self._shown_ids = frozenset(marks.shown_ids)
+        self._shown_ids = marks.shown_ids
         assert marks.tool_call_format is not None
         self._format = marks.tool_call_format
         is_literal = self._format.literals is not None  # there `()` may be one token, with all of the arguments

@@ -7,8 +7,8 @@ from typing import Any
 
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.call_marks import MAX_NAME_CHARACTERS
-from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
-from infer_engine.messages import ThinkingLimit
+from infer_engine.chat.output_form import AnswerForm
+from infer_engine.messages import MAX_CALLS, ThinkingLimit
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
 from infer_models.text import CHANNEL_CALLS, TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 

@@ -27,7 +27,7 @@ class ThinkingConstraint:
         self._limit = limit
         self._vocabulary = vocabulary
         self._inner = inner
-        self._shown_ids = frozenset(limit.marks.shown_ids)
+        self._shown_ids = limit.marks.shown_ids
         parser, reasoning, calls = parser_of(limit.marks), limit.marks.reasoning_format, limit.marks.tool_call_format
         assert parser is not None
         assert reasoning is not None

@@ -60,7 +60,7 @@ def constraint(
         tool_names=tuple(tool.name for tool in tools),
         strict_names=tuple(tool.name for tool in tools) if strict else (),
         max_calls=max_calls,
-        shown_ids=tuple(TOKENIZER.special_ids),
+        shown_ids=frozenset(TOKENIZER.special_ids),
     )
     form = AnswerForm(
         reasoning_format=None,
