@@ -1,4 +1,4 @@
-"""Messages between the frontend and the core: token ids, counts and finish reasons; no text, no tensors.
+"""Messages between the frontend and the core: token ids, counts, finish reasons and the marks of answers; no tensors.
 
 The same messages serve a core in this thread, in another thread or in another process.
 """
@@ -9,51 +9,50 @@ from infer_engine.protocol import BatchSnapshot, EngineStats, FinishReason, Requ
 from infer_engine.protocol.stats import DraftCounts
 from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
 
+MAX_CALLS = 64
+"""Most calls in one answer; a small model may never come to an end of its own."""
 
-class CallHeads(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells the core how a tool call begins in an answer that is otherwise free, and what comes before it.
+
+class AnswerMarks(msgspec.Struct, frozen=True, kw_only=True):
+    """The marks of an answer, by which its thinking and its calls are found, and which calls it may have.
 
     Attributes:
         reasoning_format: how the model writes reasoning, in which there are no calls; None if it does not.
         reasoning_state: where the prompt leaves off.
-        tool_call_format: how it writes calls.
+        tool_call_format: how it writes calls; None if it may write none.
         tool_names: names of the tools that are offered.
         strict_names: names of the tools whose arguments must match their schemas, whatever the tokens.
         max_calls: after so many the answer is over.
+        must_call: whether the answer must be calls.
+        is_free: whether no grammar holds the content.
         shown_ids: special tokens that have a text in answers.
     """
 
     reasoning_format: ReasoningFormat | None
     reasoning_state: ReasoningState
-    tool_call_format: ToolCallFormat
-    tool_names: tuple[str, ...]
+    tool_call_format: ToolCallFormat | None = None
+    tool_names: tuple[str, ...] = ()
     strict_names: tuple[str, ...] = ()
-    max_calls: int
-    shown_ids: tuple[int, ...] = ()
+    max_calls: int = MAX_CALLS
+    must_call: bool = False
+    is_free: bool = True
+    shown_ids: frozenset[int] = frozenset()
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Tells the core when the thinking of an answer must end, and with which tokens.
 
     Attributes:
-        reasoning_format: how the model writes reasoning.
-        reasoning_state: where the prompt leaves off.
+        marks: the marks of the answer, which may have reasoning.
         max_tokens: tokens of thinking after which it must end.
         end_token_ids: tokens of what is said then and of the mark of the end, at least one.
         begin_token_id: the token that begins thinking, if it is one.
-        tool_names: names of the tools that are offered; what a model writes to any other is thinking.
-        tool_call_format: how the model writes calls, if they end its thinking.
-        shown_ids: special tokens that have a text in answers.
     """
 
-    reasoning_format: ReasoningFormat
-    reasoning_state: ReasoningState
+    marks: AnswerMarks
     max_tokens: int
     end_token_ids: list[int]
     begin_token_id: int | None = None
-    tool_names: tuple[str, ...] = ()
-    tool_call_format: ToolCallFormat | None = None
-    shown_ids: tuple[int, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -72,7 +71,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             prompt's blocks even if prefix caching is off.
         grammar: the text of a grammar that the tokens must follow, as `infer_engine.structured` makes it; None: any.
         banned_sequences: sequences of tokens that must not be generated: the request's `bad_words`.
-        call_heads: where the grammar begins: it is that of arguments, which follow these heads; None: at the beginning.
+        call_marks: the marks of the calls whose arguments the grammar is of: it begins after the head of each; None: it
+            begins with the answer.
         thinking_limit: when the thinking of its answer must end; None: when the model ends it.
         message_starts: positions of the prompt at which messages of a conversation may begin, ascending: a later prompt
             may differ from there on.
@@ -91,7 +91,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sibling_group: str | None = None
     grammar: str | None = None
     banned_sequences: list[list[int]] = []
-    call_heads: CallHeads | None = None
+    call_marks: AnswerMarks | None = None
     thinking_limit: ThinkingLimit | None = None
     message_starts: list[int] = []
     predicted_token_ids: list[int] = []

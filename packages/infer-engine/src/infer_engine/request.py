@@ -15,12 +15,9 @@ from infer_engine.messages import Submit
 from infer_engine.protocol import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
-    from infer_engine.chat.call_constraint import CallConstraint
-    from infer_engine.chat.thinking_constraint import ThinkingConstraint
     from infer_engine.protocol.stats import DraftCounts
-    from infer_engine.structured.allowed_tokens import AllowedTokens
     from infer_engine.structured.bitmasks import Bitmask
-    from infer_engine.structured.constraint import TokenConstraint
+    from infer_engine.structured.constraint import Constraint
 
 
 class RequestState(enum.Enum):
@@ -148,7 +145,7 @@ class Request(StepRow):
     """
 
     token_ids: list[int]
-    constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None"
+    constraint: "Constraint | None"
 
     __slots__ = (
         "arrival_step",
@@ -171,7 +168,7 @@ class Request(StepRow):
         arrival: int,
         arrival_step: int = 0,
         block_hashes: BlockHashes | None = None,
-        constraint: "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None" = None,
+        constraint: "Constraint | None" = None,
     ) -> None:
         """Create a waiting request with no computed tokens; `constraint` is at its beginning."""
         super().__init__(

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
-from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
+from infer_engine.chat.output_form import AnswerForm
 from infer_engine.chat.output_grammar import answer_grammar
 from infer_engine.chat.output_parser import AnswerParser
+from infer_engine.messages import MAX_CALLS
 from infer_engine.protocol import ChatPrompt, ContentDelta, StructuredOutputs, Tool, ToolCallDelta
 from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from infer_engine.chat.formats import ChatFormats
+from infer_engine.chat.parsers import parser_of
 from infer_engine.protocol import ChatMessage, ChatPrompt, ContentDelta, ReasoningDelta, Tool, ToolCall, ToolCallDelta
 from infer_models.text import IncrementalDetokenizer, Tokenizer
 from infer_proofs.text import FAMILIES, family_tokenizer
@@ -107,7 +108,8 @@ def read(pieces: Sequence[str], tokenizer: Tokenizer, asked: ChatPrompt) -> tupl
     """Return the thoughts of an answer to `asked` and its calls, each a name and its arguments; it has no content."""
     formats = ChatFormats(tokenizer)
     state = tokenizer.chat.encode(formats.conversation(asked)).reasoning
-    parser = formats.parser(formats.answer_form(asked, state), is_free=True)
+    form = formats.answer_form(asked, state)
+    parser = parser_of(form.marks(is_free=True), form.parameter_types)
     assert parser is not None
     thoughts = ""
     found: list[tuple[str, str]] = []

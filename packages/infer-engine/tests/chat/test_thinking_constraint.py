@@ -3,7 +3,7 @@
 import pytest
 
 from infer_engine.chat.thinking_constraint import ThinkingConstraint
-from infer_engine.messages import ThinkingLimit
+from infer_engine.messages import AnswerMarks, ThinkingLimit
 from infer_engine.structured.bitmasks import holds
 from infer_models.text import REASONING_FORMATS, ReasoningState
 from infer_proofs.engine.call_constraints import COMPILER, TOKENIZER, tokens
@@ -16,8 +16,7 @@ def constraint(
     max_tokens: int, state: ReasoningState = ReasoningState.OPEN, *, begin_token_id: int | None = None
 ) -> ThinkingConstraint:
     limit = ThinkingLimit(
-        reasoning_format=REASONING_FORMATS["think"],
-        reasoning_state=state,
+        marks=AnswerMarks(reasoning_format=REASONING_FORMATS["think"], reasoning_state=state),
         max_tokens=max_tokens,
         end_token_ids=END,
         begin_token_id=begin_token_id,
@@ -109,15 +108,13 @@ def test_thinking_that_was_ended_does_not_begin_again() -> None:
 
 def test_in_channels_no_other_thinking_may_follow_a_forced_end_and_a_call_may() -> None:
     end, analysis = tokens("<|end|><|start|>assistant<|channel|>"), tokens("analysis")[0]
-    limit = ThinkingLimit(
+    marks = AnswerMarks(
         reasoning_format=REASONING_FORMATS["harmony"],
         reasoning_state=ReasoningState.MAY_BEGIN,
-        max_tokens=1,
-        end_token_ids=end,
-        begin_token_id=analysis,
         tool_names=("analysis",),
-        shown_ids=tuple(TOKENIZER.special_ids),
+        shown_ids=frozenset(TOKENIZER.special_ids),
     )
+    limit = ThinkingLimit(marks=marks, max_tokens=1, end_token_ids=end, begin_token_id=analysis)
     reader = ThinkingConstraint(limit, COMPILER.vocabulary(), None)
     for token_id in tokens("<|channel|>analysis<|message|>a"):
         assert reader.mask() is None

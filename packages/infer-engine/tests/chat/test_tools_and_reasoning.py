@@ -227,9 +227,9 @@ def test_a_model_without_a_chat_template_has_no_tools() -> None:
 def test_any_model_may_choose_and_only_arguments_follow_a_grammar(calls: str) -> None:
     submission = submitted(input_processor(tool_call_format=calls), tool_choice="auto")
     assert submission.grammar is not None
-    assert submission.call_heads.tool_names == ("get_weather", "noop")
-    assert submission.call_heads.tool_call_format.name == ("json" if calls == "auto" else calls)
-    assert submitted(input_processor(tool_call_format=calls)).call_heads is None
+    assert submission.call_marks.tool_names == ("get_weather", "noop")
+    assert submission.call_marks.tool_call_format.name == ("json" if calls == "auto" else calls)
+    assert submitted(input_processor(tool_call_format=calls)).call_marks is None
 
 
 def test_tools_that_are_not_to_be_called_are_hidden() -> None:

@@ -208,7 +208,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"format": "int32"}, "#/format is 'int32'"),
     ({"multipleOf": 10_001}, "#/multipleOf is 10001"),
     ({"multipleOf": 0}, "#/multipleOf is 0"),
-    ({"enum": list(range(5001))}, "#/enum has 5001 values; at most 5000 are kept"),
+    ({"enum": list(range(5001))}, "#/enum is a list; it has more than 5000 values"),
     ({"enum": []}, "#/enum"),
     ({"type": "text"}, "#/type is 'text'"),
     ({"type": []}, "#/type"),

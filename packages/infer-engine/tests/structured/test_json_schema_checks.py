@@ -50,12 +50,12 @@ KEPT: list[Any] = [
     ),
 ]
 REFUSED: list[tuple[Any, str]] = [
-    ({"const": 2**53 + 1}, "`const` at # has a number beyond 2**53"),
-    ({"enum": [{"a": [2**64]}]}, "`enum` at # has a number beyond 2**53"),
-    ({"items": {"minimum": 1e19}}, "`minimum` at #/items is beyond 2**53, and not exact there"),
-    ({"minimum": -(2**63)}, "`minimum` at #"),
-    ({"exclusiveMaximum": 2**60 + 1}, "`exclusiveMaximum` at #"),
-    ({"maxLength": 100_000}, "`maxLength` at #"),
+    ({"const": 2**53 + 1}, "#/const is 9007199254740993; it has a number beyond 2**53"),
+    ({"enum": [{"a": [2**64]}]}, "#/enum is a list; it has a number beyond 2**53"),
+    ({"items": {"minimum": 1e19}}, "#/items/minimum is 1e+19; it is beyond 2**53, and not exact there"),
+    ({"minimum": -(2**63)}, "#/minimum"),
+    ({"exclusiveMaximum": 2**60 + 1}, "#/exclusiveMaximum"),
+    ({"maxLength": 100_000}, "#/maxLength"),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "items": {"prefixItems": [{}]}}, "`$schema` at #"),
     ({"items": {"$schema": "https://json-schema.org/draft/2020-12/schema"}}, "`$schema` at #/items"),
     ({"properties": {"type": {}}, "items": {"$ref": "#/properties"}}, "#/$defs/properties/type is an object"),
@@ -77,8 +77,7 @@ REFUSED: list[tuple[Any, str]] = [
     *(
         ({"pattern": pattern}, "`pattern` at #")
         for pattern in ('[^"]', r"[^\\]", r'\t|[^"\t]', "[[a]b]", "[]a]", "[a--b]", "[a&&b]", "(?i)a", "a++", r"\Aa",
-                        "(?=a)", r"\bx", r"(a)\1", "a{20000}", "(?P<n>a)", "a{,2}", "a^b", "a$b",
-                        "x(^a)", "($a|b)c")
+                        "(?=a)", r"\bx", r"(a)\1", "a{20000}", "(?P<n>a)", "a{,2}", r"[a-\d]")
     ),
 ]  # fmt: skip
 

@@ -106,6 +106,14 @@ def test_a_strict_one_is_refused_by_keyword_and_place(name: str) -> None:
     assert says in str(error.value)
 
 
+@pytest.mark.parametrize("pattern", ["a^b", "a$b", "x(^a)", "($a|b)c", "(^a)+", "a*^b"])
+def test_anchors_in_the_middle_of_a_pattern_are_refused_by_its_place(pattern: str) -> None:
+    schema = CLOSED | {"properties": {"a": {"type": "string", "pattern": pattern}}}
+    with pytest.raises(GrammarError, match="`pattern` at #/properties/a"):
+        begin(schema, strict=True)
+    assert accepts(begin(schema, strict=False), {"a": "ab"})
+
+
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
 def test_what_nothing_matches_is_refused(*, strict: bool) -> None:
     nothing = {"allOf": [{"type": "string"}, {"type": "integer"}]}

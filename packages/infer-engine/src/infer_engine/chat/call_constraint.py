@@ -11,9 +11,9 @@ import codecs
 import copy
 from typing import TYPE_CHECKING
 
-from infer_engine.chat.parsers import parser_of_calls
-from infer_engine.chat.tool_selection import selection_of
-from infer_engine.messages import CallHeads
+from infer_engine.chat.call_marks import selection_of
+from infer_engine.chat.parsers import parser_of
+from infer_engine.messages import AnswerMarks
 from infer_engine.structured.bitmasks import Bitmask, all_tokens, without
 from infer_engine.structured.constraint import TokenConstraint
 
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 class CallConstraint:
     """The state of an answer after the generated tokens of one sequence; consumes as `TokenConstraint` does."""
 
-    def __init__(self, heads: CallHeads, matcher: "LLMatcher", vocabulary: "Vocabulary") -> None:
-        """Look for `heads`; `matcher`, which others use too, is at the beginning of the grammar of arguments."""
+    def __init__(self, marks: AnswerMarks, matcher: "LLMatcher", vocabulary: "Vocabulary") -> None:
+        """Look for calls by `marks`; `matcher`, which others use too, is at the beginning of arguments."""
         self._vocabulary = vocabulary
-        self._shown_ids = frozenset(heads.shown_ids)
-        self._format = heads.tool_call_format
+        self._shown_ids = marks.shown_ids
+        assert marks.tool_call_format is not None
+        self._format = marks.tool_call_format
         is_literal = self._format.literals is not None  # there `()` may be one token, with all of the arguments
-        self._bound_names = frozenset(heads.tool_names if is_literal else heads.strict_names)
-        self._parser = parser_of_calls(heads)
+        self._bound_names = frozenset(marks.tool_names if is_literal else marks.strict_names)
+        parser = parser_of(marks)
+        assert parser is not None
+        self._parser = parser
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._beginning = matcher
         self._call_number = 0

@@ -255,3 +255,8 @@ def num_begun(text: str, marker: str) -> int:
             return len(text) - position
         position = text.find(marker[0], position + 1)
     return 0
+
+
+def selection_of(tool_name: str) -> str:
+    """Return the text with which the grammar of all tools' arguments begins for one; no other's begins with it."""
+    return f"{tool_name} "

@@ -7,11 +7,8 @@ from typing import Any
 
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
 from infer_engine.chat.call_marks import MAX_NAME_CHARACTERS
-from infer_engine.chat.channel_parser import ChannelParser
-from infer_engine.chat.output_form import MAX_CALLS, AnswerForm
-from infer_engine.chat.output_parser import AnswerParser
-from infer_engine.chat.parsers import parser_of_calls
-from infer_engine.messages import ThinkingLimit
+from infer_engine.chat.output_form import AnswerForm
+from infer_engine.messages import MAX_CALLS, ThinkingLimit
 from infer_engine.protocol import ChatMessage, ChatPrompt, InvalidRequestError, Tool, ToolCall
 from infer_models.text import CHANNEL_CALLS, TOOL_CALL_FORMATS, Conversation, ReasoningState, Tokenizer, ToolCallFormat
 
@@ -100,45 +97,16 @@ class ChatFormats:
             return None
         encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
         begin_ids = encode(reasoning.begin)
-        calls = form.tool_call_format
         end = reasoning.end
         if reasoning.channels:
             begin_ids = encode("analysis")
             chooses = form.tool_names and (len(begin_ids) == 1 or not is_free or form.must_call)
             end += "<|start|>assistant<|channel|>" + ("" if chooses else "final<|message|>")
         return ThinkingLimit(
-            reasoning_format=reasoning,
-            reasoning_state=form.reasoning_state,
+            marks=form.marks(is_free=is_free),
             max_tokens=max_tokens,
             end_token_ids=[*encode(message), *encode(end)],
             begin_token_id=begin_ids[0] if len(begin_ids) == 1 else None,
-            tool_names=form.tool_names,
-            tool_call_format=calls if calls is not None and calls.ends_reasoning else None,
-            shown_ids=tuple(sorted(form.shown_ids)),
-        )
-
-    def parser(self, form: AnswerForm, *, is_free: bool) -> AnswerParser | ChannelParser | None:
-        """Return the parser of an answer; None if all of it is content. `is_free`: its content follows no grammar."""
-        heads = form.call_heads()
-        if heads is not None and is_free:
-            return parser_of_calls(heads, form.parameter_types)
-        reasoning = form.reasoning_format
-        if reasoning is not None and reasoning.channels:
-            if form.has_channels or (is_free and not form.must_call):
-                return ChannelParser(tool_names=form.tool_names, max_calls=form.max_calls)
-            reasoning = None
-        if reasoning is None and form.tool_call_format is None:
-            return None
-        return AnswerParser(
-            reasoning_format=reasoning,
-            state=form.reasoning_state,
-            tool_call_format=form.tool_call_format,
-            tool_names=form.tool_names,
-            strict_names=form.strict_names,
-            max_calls=form.max_calls,
-            must_call=form.must_call,
-            may_lack_begin=is_free and not form.must_call,
-            parameter_types=form.parameter_types,
         )
 
     def _marker_ids(self, tool_call_format: ToolCallFormat | None) -> frozenset[int]:

@@ -1,45 +1,24 @@
 """`AnswerForm`: how a model writes the parts of an answer. Imports no grammar library."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from infer_engine.chat.arguments.parameter_types import ParameterTypes
-from infer_engine.messages import CallHeads
-from infer_models.text import ReasoningFormat, ReasoningState, ToolCallFormat
+from infer_engine.messages import AnswerMarks
+from infer_models.text import ReasoningState
 
 TokenIdOf = Callable[[str], int | None]
 """Returns the id of a special token, by which alone a grammar can ask for it; None for any other text."""
 
-MAX_CALLS = 64
-"""Most calls in one answer; a small model may never come to an end of its own."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerForm:
+class AnswerForm(AnswerMarks, frozen=True, kw_only=True):
     """The forms that an answer may have, besides what its request asks for.
 
     Attributes:
-        reasoning_format: how the model writes reasoning; None if it does not.
-        reasoning_state: where the prompt leaves off.
-        tool_call_format: how the model writes tool calls; None if it may write none.
         token_id_of: tells special tokens from text.
-        tool_names: names of the tools that it may call.
-        strict_names: names of the tools whose schemas must be kept in full.
-        max_calls: most calls of the answer.
-        must_call: whether it must call.
-        shown_ids: special tokens that have a text in answers.
         parameter_types: what the parameters of its tools are, where arguments are not written as JSON.
     """
 
-    reasoning_format: ReasoningFormat | None
-    reasoning_state: ReasoningState
-    tool_call_format: ToolCallFormat | None
     token_id_of: TokenIdOf
-    tool_names: tuple[str, ...] = ()
-    strict_names: tuple[str, ...] = ()
-    max_calls: int = MAX_CALLS
-    must_call: bool = False
-    shown_ids: frozenset[int] = frozenset()
     parameter_types: ParameterTypes | None = None
 
     @property
@@ -65,16 +44,7 @@ class AnswerForm:
         """Whether the answer comes as messages in channels; the rest of a message that the prompt began does not."""
         return self.thinks and self.reasoning_format is not None and bool(self.reasoning_format.channels)
 
-    def call_heads(self) -> CallHeads | None:
-        """Return how the core sees calls begin; None if the answer may have none, or must."""
-        if self.tool_call_format is None or self.must_call:
-            return None
-        return CallHeads(
-            reasoning_format=self.reasoning_format,
-            reasoning_state=self.reasoning_state,
-            tool_call_format=self.tool_call_format,
-            tool_names=self.tool_names,
-            strict_names=self.strict_names,
-            max_calls=self.max_calls,
-            shown_ids=tuple(sorted(self.shown_ids)),
-        )
+    def marks(self, *, is_free: bool) -> AnswerMarks:
+        """Return the marks by which an answer is read; `is_free`: its content follows no grammar."""
+        shared = {name: getattr(self, name) for name in AnswerMarks.__struct_fields__}
+        return AnswerMarks(**shared | {"is_free": is_free})

@@ -15,8 +15,8 @@ from infer_engine.chat.arguments.literal_grammar import LiteralGrammar
 from infer_engine.chat.arguments.marks import RULES, MarkGrammar
 from infer_engine.chat.arguments.parameter_grammar import ParameterGrammar
 from infer_engine.chat.arguments.tool_schemas import arguments_schema, schema_of_encoded
+from infer_engine.chat.call_marks import selection_of
 from infer_engine.chat.output_form import AnswerForm, TokenIdOf
-from infer_engine.chat.tool_selection import selection_of
 from infer_engine.protocol import ChatPrompt, StructuredOutputs, Tool
 from infer_engine.structured.grammar_text import HEADER, escaped, json_expression, to_grammar_text, to_rules
 from infer_engine.structured.json_schema.any_order import RULES as ANY_ORDER_RULES

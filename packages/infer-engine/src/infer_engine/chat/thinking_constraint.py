@@ -10,28 +10,30 @@ import codecs
 import copy
 from typing import TYPE_CHECKING
 
-from infer_engine.chat.parsers import parser_of_reasoning
+from infer_engine.chat.parsers import parser_of
 from infer_engine.messages import ThinkingLimit
 from infer_engine.structured.bitmasks import Bitmask, all_tokens, only, without
 
 if TYPE_CHECKING:
-    from infer_engine.chat.call_constraint import CallConstraint
     from infer_engine.structured.compiler import Vocabulary
-    from infer_engine.structured.constraint import TokenConstraint
+    from infer_engine.structured.constraint import Constraint
 
 
 class ThinkingConstraint:
     """The state of an answer after the generated tokens of one sequence; consumes as `TokenConstraint` does."""
 
-    def __init__(
-        self, limit: ThinkingLimit, vocabulary: "Vocabulary", inner: "TokenConstraint | CallConstraint | None"
-    ) -> None:
+    def __init__(self, limit: ThinkingLimit, vocabulary: "Vocabulary", inner: "Constraint | None") -> None:
         """Keep `limit`, and otherwise what `inner` asks for."""
         self._limit = limit
         self._vocabulary = vocabulary
         self._inner = inner
-        self._shown_ids = frozenset(limit.shown_ids)
-        self._parser = parser_of_reasoning(limit)
+        self._shown_ids = limit.marks.shown_ids
+        parser, reasoning, calls = parser_of(limit.marks), limit.marks.reasoning_format, limit.marks.tool_call_format
+        assert parser is not None
+        assert reasoning is not None
+        self._parser = parser
+        self._may_think_later = bool(reasoning.channels)  # after content
+        self._ends_with_calls = calls is not None and calls.ends_reasoning
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_tokens = 0
         self._forced: list[int] = []  # in reverse
@@ -77,8 +79,7 @@ class ThinkingConstraint:
         if self._forced and token_id == self._forced[-1]:
             self._forced.pop()
         was_thinking = self._parser.is_reasoning
-        has_channels = bool(self._limit.reasoning_format.channels)  # in which thinking may begin at any time
-        if not was_thinking and not self._parser.may_begin_reasoning and not has_channels:
+        if not was_thinking and not self._parser.may_begin_reasoning and not self._may_think_later:
             return
         self._parser.add(self._decoder.decode(self._vocabulary.text_bytes(token_id, self._shown_ids)))
         self._num_tokens += was_thinking and self._parser.is_reasoning
@@ -86,9 +87,7 @@ class ThinkingConstraint:
 
     def _force_when_due(self) -> None:
         """Force the end once the limit is reached, but within no character, and within no head of a call."""
-        is_within = self._decoder.getstate()[0] or (
-            self._limit.tool_call_format is not None and self._parser.is_waiting
-        )
+        is_within = self._decoder.getstate()[0] or (self._ends_with_calls and self._parser.is_waiting)
         is_due = self._parser.is_reasoning and self._num_tokens >= self._limit.max_tokens
         if is_due and not is_within and not self._forced:
             self._forced = self._limit.end_token_ids[::-1]

@@ -7,15 +7,10 @@ from infer_engine.structured.compiler import GrammarCompiler
 from infer_engine.structured.errors import GrammarError
 
 if TYPE_CHECKING:
-    from infer_engine.chat.call_constraint import CallConstraint
-    from infer_engine.chat.thinking_constraint import ThinkingConstraint
-    from infer_engine.structured.allowed_tokens import AllowedTokens
-    from infer_engine.structured.constraint import TokenConstraint
+    from infer_engine.structured.constraint import Constraint
 
 
-def make_constraint(
-    message: Submit, grammars: GrammarCompiler | None
-) -> "TokenConstraint | CallConstraint | AllowedTokens | ThinkingConstraint | None":
+def make_constraint(message: Submit, grammars: GrammarCompiler | None) -> "Constraint | None":
     """Return the constraint of `message`, at its beginning; None allows all tokens.
 
     Raises:
@@ -37,11 +32,9 @@ def make_constraint(
     return ThinkingConstraint(message.thinking_limit, grammars.vocabulary(), inner)
 
 
-def _constraint_of_grammar(
-    message: Submit, grammar: str, grammars: GrammarCompiler
-) -> "TokenConstraint | CallConstraint":
-    if message.call_heads is not None:
+def _constraint_of_grammar(message: Submit, grammar: str, grammars: GrammarCompiler) -> "Constraint":
+    if message.call_marks is not None:
         from infer_engine.chat.call_constraint import CallConstraint  # noqa: PLC0415 - as above
 
-        return CallConstraint(message.call_heads, *grammars.matcher(grammar))
+        return CallConstraint(message.call_marks, *grammars.matcher(grammar))
     return grammars.constraint(grammar)

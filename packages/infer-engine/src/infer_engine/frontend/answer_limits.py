@@ -3,14 +3,14 @@
 from msgspec import structs
 
 from infer_engine.chat.output_form import AnswerForm
-from infer_engine.messages import CallHeads
+from infer_engine.messages import AnswerMarks
 from infer_engine.protocol import ChatPrompt, GenerateRequest, InvalidRequestError, SamplingParams
 from infer_engine.protocol.structured_outputs import Whitespace
 
 
 def grammar_of(
     request: GenerateRequest, form: AnswerForm | None, whitespace: Whitespace
-) -> tuple[str | None, CallHeads | None]:
+) -> tuple[str | None, AnswerMarks | None]:
     """Return the text of the request's grammar, whose answer has this `form`, and where it begins; see `Submit`.
 
     It is not compiled here.
@@ -36,9 +36,8 @@ def grammar_of(
     try:
         if form is not None:
             assert isinstance(request.prompt, ChatPrompt)
-            heads = form.call_heads() if content is None else None
-            if heads is not None:
-                return arguments_grammar(request.prompt, form), heads
+            if content is None and not form.must_call:
+                return arguments_grammar(request.prompt, form), form.marks(is_free=True)
             return answer_grammar(request.prompt, content, form), None
         assert content is not None
         return to_grammar_text(content), None

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from infer_engine.chat.formats import ChatFormats
 from infer_engine.chat.output_form import AnswerForm
+from infer_engine.chat.parsers import parser_of
 from infer_engine.frontend.answer_limits import grammar_of, thinking_budget
 from infer_engine.frontend.output_processor import OutputProcessor, PromptOnlyProcessor
 from infer_engine.frontend.stop_rules import StopRules, stop_rules
@@ -135,10 +136,10 @@ class InputProcessor:
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         _check_queueing(request)
-        grammar, call_heads = grammar_of(request, form, self._whitespace)
+        grammar, call_marks = grammar_of(request, form, self._whitespace)
         thinking_limit = None
         if form is not None and (budget := thinking_budget(params, default=self._reasoning_budget)) is not None:
-            is_free = grammar is None or call_heads is not None
+            is_free = grammar is None or call_marks is not None
             thinking_limit = self._require_formats().thinking_limit(
                 form, max_tokens=budget, message=self._reasoning_budget_message, is_free=is_free
             )
@@ -167,7 +168,7 @@ class InputProcessor:
                     cache_salt=_salt(request),
                     sibling_group=group,
                     grammar=grammar,
-                    call_heads=call_heads,
+                    call_marks=call_marks,
                     thinking_limit=thinking_limit,
                     banned_sequences=banned,
                     message_starts=self._message_starts(prompt),
@@ -298,7 +299,6 @@ class InputProcessor:
         self, request: GenerateRequest, prompt: list[int], form: AnswerForm | None, rules: StopRules
     ) -> OutputProcessor:
         params = request.params
-        formats = None if form is None else self._chat_formats
         is_free = params.structured_outputs is None
         shown_ids = frozenset[int]() if form is None else form.shown_ids
         if not params.skip_special_tokens:
@@ -310,7 +310,7 @@ class InputProcessor:
             ),
             rules.matcher(),
             min_tokens=params.min_tokens,
-            parser=rules.parser(None if formats is None or form is None else formats.parser(form, is_free=is_free)),
+            parser=rules.parser(None if form is None else parser_of(form.marks(is_free=is_free), form.parameter_types)),
             stop_token_texts=rules.by_id,
             includes_stop=params.include_stop_str_in_output,
         )

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class AllowedTokens:
-    """A constraint that is the same at every token; its methods are those of `TokenConstraint`."""
+    """A constraint that is the same at every token; a `Constraint`."""
 
     is_over = False
     may_end = True
@@ -20,7 +20,7 @@ class AllowedTokens:
         self._mask: npt.NDArray[np.int32] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def mask(self) -> npt.NDArray[np.int32]:
-        """Return the tokens that may come next, as `TokenConstraint.mask` does."""
+        """Return the tokens that may come next, as `Constraint.mask` does."""
         return self._mask
 
     def fork(self) -> "AllowedTokens":

@@ -1,11 +1,10 @@
-"""`TokenConstraint`: which tokens a sequence may take next, by its grammar."""
+"""`Constraint`: the tokens that a sequence may take next; `TokenConstraint`: those that its grammar allows."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from infer_engine.structured.bitmasks import only
+from infer_engine.structured.bitmasks import Bitmask, only
 from infer_engine.structured.errors import DeadEndError, GrammarError, describe
 
 if TYPE_CHECKING:
@@ -15,6 +14,30 @@ if TYPE_CHECKING:
 
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library says it."""
+
+
+class Constraint(Protocol):
+    """Follows the tokens of one sequence, and says which may come next."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+
+    def mask(self) -> Bitmask | None:
+        """Return the tokens that may come next, which the caller must not change; None: all.
+
+        Raises:
+            GrammarError: a grammar has reached a limit, or a text that nothing completes.
+        """
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next, as far as is known; the mask allows no others but for the last."""
+
+    def consume(self, token_id: int) -> None:
+        """Go on with `token_id`, which the mask must allow."""
+
+    def fork(self) -> "Constraint":
+        """Return one that goes on from here by itself."""
 
 
 class TokenConstraint:
@@ -33,7 +56,7 @@ class TokenConstraint:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._num_words = -(-vocabulary.tokenizer.vocab_size // 32)
-        self._mask: npt.NDArray[np.int32] | None = None
+        self._mask: Bitmask | None = None
         self._forced: list[int] | None = None  # not computed yet
 
     @property
@@ -46,7 +69,7 @@ class TokenConstraint:
         """Whether the text is complete; something may still follow."""
         return self._matcher.is_accepting()
 
-    def mask(self) -> npt.NDArray[np.int32]:
+    def mask(self) -> Bitmask:
         """Return the tokens that may come next, [words] int32: bit i of word w stands for token 32 * w + i.
 
         Computed once for each consumed token; the caller must not change it.
@@ -58,7 +81,7 @@ class TokenConstraint:
         """
         return only(self.forced()[0]) if len(self.forced()) > 1 else self.mask_of_grammar()
 
-    def mask_of_grammar(self) -> npt.NDArray[np.int32]:
+    def mask_of_grammar(self) -> Bitmask:
         """Return the tokens that the grammar allows, though others may spell the same text; raises as `mask`."""
         if self._mask is None:
             mask = np.zeros(self._num_words, np.int32)

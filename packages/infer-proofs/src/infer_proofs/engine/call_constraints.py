@@ -8,7 +8,7 @@ import tokenizers
 from infer_engine.chat.call_constraint import CallConstraint
 from infer_engine.chat.output_form import AnswerForm
 from infer_engine.chat.output_grammar import arguments_grammar
-from infer_engine.messages import CallHeads
+from infer_engine.messages import AnswerMarks
 from infer_engine.protocol import ChatPrompt, Tool
 from infer_engine.structured.bitmasks import holds
 from infer_engine.structured.compiler import GrammarCompiler, Vocabulary
@@ -53,14 +53,14 @@ def constraint(
     strict: bool = False,
 ) -> CallConstraint:
     """Return the constraint of an answer that may call `tools`; `strict`: tokens that end a head are looked at too."""
-    heads = CallHeads(
+    marks = AnswerMarks(
         reasoning_format=REASONING_FORMATS[reasoning],
         reasoning_state=state,
         tool_call_format=calls,
         tool_names=tuple(tool.name for tool in tools),
         strict_names=tuple(tool.name for tool in tools) if strict else (),
         max_calls=max_calls,
-        shown_ids=tuple(TOKENIZER.special_ids),
+        shown_ids=frozenset(TOKENIZER.special_ids),
     )
     form = AnswerForm(
         reasoning_format=None,
@@ -69,7 +69,7 @@ def constraint(
         token_id_of=lambda text: TOKENIZER.token_to_id(text) if text in SPECIAL else None,
     )
     grammar = arguments_grammar(ChatPrompt(messages=(), tools=tuple(tools)), form)
-    return CallConstraint(heads, *COMPILER.matcher(grammar))
+    return CallConstraint(marks, *COMPILER.matcher(grammar))
 
 
 def tokens(text: str) -> list[int]:

@@ -10,10 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from infer_engine.structured.errors import NotKeptError
-from infer_engine.structured.json_schema.exactness import are_exact, is_exact
 from infer_engine.structured.json_schema.patterns import check_pattern
 from infer_engine.structured.json_schema.places import places_of, target_of
-from infer_engine.structured.json_schema.widening import MAX_LENGTH, Refuse, exactly
+from infer_engine.structured.json_schema.widening import Refuse, exactly
 
 MAX_PROPERTIES = 5_000
 """In one object, required ones without a schema included: 0.24 s."""
@@ -30,9 +29,15 @@ MAX_PAIRS = 100_000
 MAX_HOPS = 8
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
 
-_TYPES = frozenset({"string", "integer", "fraction", "boolean", "null", "array", "object"})
+_NUMBERS = frozenset({"integer", "fraction"})
+_TYPES_OF = {bool: frozenset({"boolean"}), str: frozenset({"string"}), type(None): frozenset({"null"})}
+_TYPES = frozenset({"array", "object"}).union(_NUMBERS, *_TYPES_OF.values())
+_SEPARATE = (
+    "use `anyOf`, or give each branch another type, or a required property with another `const`, or a name that it "
+    "requires and the others forbid"
+)
+_Constants = frozenset[Any] | None
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
@@ -66,18 +71,6 @@ def check_schema(schema: Any, refuse: Refuse = exactly) -> None:
 
 
 def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
-    def not_kept(keyword: str, problem: str) -> None:
-        refuse(schema, keyword, schema[keyword], NotKeptError(f"`{keyword}` at {place} {problem}"))
-
-    for keyword in ("const", "enum"):
-        if keyword in schema and not are_exact(schema[keyword]):
-            not_kept(keyword, "has a number beyond 2**53, and not exact there; send it as a text")
-    for keyword in _BOUNDS:
-        if not is_exact(schema.get(keyword, 0)):
-            not_kept(keyword, "is beyond 2**53, and not exact there; leave it out")
-    for keyword in ("minLength", "maxLength"):
-        if schema.get(keyword, 0) > MAX_LENGTH:
-            not_kept(keyword, f"is {schema[keyword]}; at most {MAX_LENGTH} is kept; leave it out")
     _check_patterns(schema, place, refuse)
     properties = schema.get("properties", {})
     required = set(schema.get("required", []))
@@ -89,7 +82,8 @@ def _check_values(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
         )
         refuse(schema, "properties", properties, ValueError(problem))
     while schema.get("minProperties", 0) > len(required) and num_optional > MAX_ONE_OF_MANY:
-        not_kept("minProperties", f"is kept for up to {MAX_ONE_OF_MANY} properties; leave it out")
+        problem = f"`minProperties` at {place} is kept for up to {MAX_ONE_OF_MANY} properties; leave it out"
+        refuse(schema, "minProperties", schema["minProperties"], NotKeptError(problem))
 
 
 def _check_patterns(schema: dict[str, Any], place: str, refuse: Refuse) -> None:
@@ -167,99 +161,73 @@ def _digits(value: Fraction) -> int:
     return int(value)
 
 
-class _Facts:
-    """Facts that hold for all values of a schema: their types, constants, and the constants of their properties.
+class _Values:
+    """Facts that hold for all values of a schema: their types and constants, and the constants of their properties.
 
-    `names` are those that an object may have; None: any but the `forbidden` ones.
+    Constants are None where any value may stand, and empty where none may.
     """
 
     def __init__(self, schema: Any, root: Any) -> None:
         self.types = _TYPES
-        self.constants: frozenset[Any] | None = None
-        self.tags: dict[str, frozenset[Any]] = {}
+        self.constants: _Constants = None
+        self.properties: dict[str, _Constants] = {}
         self.required: set[str] = set()
-        self.names: frozenset[str] | None = None
-        self.listed: set[str] = set()
-        self.forbidden: set[str] = set()
-        self.steps = 0
+        self.size = 0
+        self._names: frozenset[str] | None = None  # that an object may have
         left = [schema]
         for _ in range(MAX_HOPS):
-            if not left:
-                return
-            each = left.pop()
-            if not isinstance(each, dict):
-                self.types = self.types if each else frozenset()
-                continue
-            self._add(each)
-            left.extend(each.get("allOf", [])[:MAX_HOPS])
-            if "$ref" in each:
-                left.append(target_of(root, each["$ref"]))
+            each = left.pop() if left else True
+            if isinstance(each, dict):
+                self._add(each)
+                left.extend(each.get("allOf", [])[:MAX_HOPS])
+                left.extend([target_of(root, each["$ref"])] if "$ref" in each else [])
+            elif not each:
+                self.types = frozenset()
 
     def _add(self, schema: dict[str, Any]) -> None:
+        listed = schema.get("properties", {})
         if "type" in schema:
             names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             self.types &= frozenset(["integer", "fraction"] if "number" in names else []) | frozenset(names)
-        constants = _constants(schema)
-        if constants is not None:
-            self.constants = constants if self.constants is None else self.constants & constants
-            self.types &= frozenset().union(*(_types_of(value) for _, value in constants))
+        if (constants := _constants(schema)) is not None:
+            self.types &= frozenset().union(*(_TYPES_OF.get(type(value), _NUMBERS) for _, value in constants))
+        self.constants = _both(self.constants, constants)
         self.required |= set(schema.get("required", []))
         if schema.get("additionalProperties") is False and "patternProperties" not in schema:
-            listed = frozenset[str](schema.get("properties", {}))
-            self.names = listed if self.names is None else self.names & listed
-        self.steps += len(schema.get("required", [])) + len(schema.get("properties", {})) + len(constants or ())
-        for name, inner in schema.get("properties", {}).items():
-            (self.forbidden if inner is False else self.listed).add(name)
-            tags = _constants(inner)
-            if tags is not None:
-                self.tags[name] = self.tags.get(name, tags) & tags
+            self._names = _both(self._names, frozenset(listed))
+        for name, inner in listed.items():
+            self.properties[name] = _both(self.properties.get(name), _constants(inner))
+        self.size += len(schema.get("required", [])) + len(listed) + len(constants or ())
 
-    def excludes(self, other: "_Facts") -> bool:
+    def excludes(self, other: "_Values") -> bool:
         """Return whether no value is of both."""
         common = self.types & other.types
-        if not common or (
-            self.constants is not None and other.constants is not None and self.constants.isdisjoint(other.constants)
-        ):
+        if not common or _both(self.constants, other.constants) == frozenset():
             return True
-        if common != {"object"}:
-            return False
-        return (
-            any(
-                name in other.tags and tags.isdisjoint(other.tags[name]) and name in self.required | other.required
-                for name, tags in self.tags.items()
-            )
-            or not self.allows(other.required)
-            or not other.allows(self.required)
-        )
+        required = self.required | other.required
+        return common == {"object"} and any(_both(self.of(name), other.of(name)) == frozenset() for name in required)
 
-    def allows(self, required: set[str]) -> bool:
-        """Return whether an object may have all these names."""
-        return self.forbidden.isdisjoint(required) and (self.names is None or required <= self.names)
+    def of(self, name: str) -> _Constants:
+        """Return the constants of a property."""
+        is_forbidden = self._names is not None and name not in self._names
+        return frozenset() if is_forbidden else self.properties.get(name)
 
-    def forbid_one_of(self, other: "_Facts") -> str | None:
+    def forbid_one_of(self, other: "_Values") -> str | None:
         """Return a name that `other` requires and these objects do not list, which they may not have from here on."""
-        free = sorted(other.required - self.listed)
+        free = sorted(other.required - self.properties.keys())
         if self.types & other.types != {"object"} or not free:
             return None
-        self.forbidden.add(free[0])
+        self.properties[free[0]] = frozenset()
         return free[0]
 
 
-def _types_of(value: Any) -> frozenset[str]:
-    match value:
-        case None:
-            return frozenset(["null"])
-        case bool():
-            return frozenset(["boolean"])
-        case str():
-            return frozenset(["string"])
-        case _:
-            return frozenset(["integer", "fraction"])
+def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset[Any] | None:
+    return other if one is None else one if other is None else one & other
 
 
-def _constants(schema: Any) -> frozenset[Any] | None:
+def _constants(schema: Any) -> _Constants:
     if not isinstance(schema, dict):
-        return None
+        return None if schema else frozenset()
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is None or any(isinstance(value, dict | list) for value in values):
         return None
@@ -272,37 +240,32 @@ def _check_one_of(schema: dict[str, Any], place: str, root: Any, left: int, refu
     An object that requires a name of its own, as utoipa writes a variant, loses the names of the others: with two of
     them it would match two branches.
     """
-    branches: list[_Facts] = []
+    branches: list[_Values] = []
     steps = 0
-    problem = None
     for number, branch in enumerate(schema["oneOf"]):
-        facts = _Facts(branch, root)
-        steps += facts.steps
-        for index, one in enumerate(branches):
-            steps += 1 + len(one.tags) + len(one.required)
-            if steps > left:
-                problem = "has too many branches to compare; use `anyOf`"
-                break
-            if one.excludes(facts):
+        branches.append(_Values(branch, root))
+        steps += branches[-1].size
+        for index in range(number):
+            steps += 1 + len(branches[index].properties) + len(branches[index].required)
+            if steps <= left and _are_separate(schema["oneOf"], branches, index, number):
                 continue
-            if (name := one.forbid_one_of(facts)) is not None:
-                _forbid(schema["oneOf"], index, name)
-            elif (name := facts.forbid_one_of(one)) is not None:
-                _forbid(schema["oneOf"], number, name)
-            else:
-                problem = (
-                    f": both {index} and {number} may hold; use `anyOf`, or give each branch another type, or a "
-                    "required property with another `const`, or a name that it requires and the others forbid"
-                )
-                break
-        branches.append(facts)
-        if problem is not None or steps > left:
-            problem = problem or "has too many branches to compare; use `anyOf`"
-            break
-    if problem is not None:
-        message = f"`oneOf` at {place}{problem if problem.startswith(':') else f' {problem}'}"
-        refuse(schema, "oneOf", schema["oneOf"], NotKeptError(message))
+            problem = f": both {index} and {number} may hold; {_SEPARATE}"
+            if steps > left:
+                problem = " has too many branches to compare; use `anyOf`"
+            refuse(schema, "oneOf", schema["oneOf"], NotKeptError(f"`oneOf` at {place}{problem}"))
+            return steps
     return steps
+
+
+def _are_separate(schemas: list[Any], branches: list[_Values], index: int, number: int) -> bool:
+    """Return whether no value is of both branches, of which one may lose a name for it."""
+    if branches[index].excludes(branches[number]):
+        return True
+    for one, other in ((index, number), (number, index)):
+        if (name := branches[one].forbid_one_of(branches[other])) is not None:
+            _forbid(schemas, one, name)
+            return True
+    return False
 
 
 def _forbid(branches: list[Any], index: int, name: str) -> None:

@@ -6,45 +6,43 @@ what is kept is kept exactly, and what cannot be is wider (`json_schema_widening
 `docs/structured-output.md`.
 """
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, TypedDict, get_args
+
+import msgspec
+from msgspec import Meta
 
 from infer_engine.structured.errors import NotKeptError
 from infer_engine.structured.json_schema.checks import check_schema
 from infer_engine.structured.json_schema.dialects import respelled
 from infer_engine.structured.json_schema.ends import check_ends
-from infer_engine.structured.json_schema.exactness import MAX_ENUM
 from infer_engine.structured.json_schema.formats import FORMAT_KEYWORDS, LIBRARY_FORMATS, WIDER_FORMAT_KEYWORDS
 from infer_engine.structured.json_schema.patterns import names_of_pattern
+from infer_engine.structured.json_schema.places import LISTS, MAPS, SINGLE
 from infer_engine.structured.json_schema.references import localized
-from infer_engine.structured.json_schema.widening import Refuse, exactly, whatever_it_is
+from infer_engine.structured.json_schema.widening import (
+    MAX_ENUM,
+    MAX_LENGTH,
+    Refuse,
+    are_exact,
+    exactly,
+    is_exact,
+    whatever_it_is,
+)
 
 MAX_DEPTH = 64
 MAX_MULTIPLE_OF = 10_000
 """The compilation of a larger one takes seconds, of a million half a minute."""
 
 _ANNOTATIONS = frozenset(
-    [
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "discriminator",
-        "$comment",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "externalDocs",
-        "xml",
-    ]
+    (
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+        *("discriminator", "$comment", "contentEncoding", "contentMediaType", "contentSchema", "externalDocs", "xml"),
+    )
 )
 _FORMATS = sorted(LIBRARY_FORMATS | FORMAT_KEYWORDS.keys())
-_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def prepare_schema(schema: Any, refuse: Refuse = exactly) -> Any:
@@ -58,7 +56,7 @@ def prepare_schema(schema: Any, refuse: Refuse = exactly) -> Any:
             whatever it is; the message names the keyword and where it stands.
     """
     _check_depth(schema)
-    schema = localized(schema, _PLAIN.keys() | _NOT_KEPT.keys())
+    schema = localized(schema, _SHAPES.keys() | _NOT_KEPT.keys())
     definitions = schema.get("$defs") if isinstance(schema, dict) else None
     prepared = _Reader(refuse, definitions if isinstance(definitions, dict) else {}).schema(schema, "#")
     check_schema(prepared, refuse)
@@ -87,16 +85,9 @@ class _Reader:
         self._refuse = refuse
         self._definitions = definitions
         self._inner: dict[str, Callable[[Any, str], Any]] = {
-            "$defs": self._by_name,
-            "definitions": self._by_name,
-            "anyOf": self._list,
-            "oneOf": self._list,
-            "allOf": self._list,
-            "properties": self._by_name,
-            "patternProperties": self._by_name,
-            "additionalProperties": self.schema,
-            "items": self.schema,
-            "prefixItems": self._list,
+            **dict.fromkeys(SINGLE, self.schema),
+            **dict.fromkeys(LISTS, self._list),
+            **dict.fromkeys(MAPS, self._by_name),
         }
 
     def schema(self, schema: Any, place: str) -> Any:
@@ -108,24 +99,33 @@ class _Reader:
         if self._refuse is not exactly:
             schema = respelled(schema, self._definitions)
         prepared: dict[str, Any] = {}
+        is_plain = _is(schema, _SHAPE)
         for keyword, value in schema.items():
             if _has_no_effect(keyword, schema):
                 continue
             try:
-                prepared[keyword] = self._keyword(keyword, value, place)
+                prepared[keyword] = self._keyword(keyword, value, place, is_plain=is_plain)
             except ValueError as error:
                 self._refuse(prepared, keyword, value, error)
-        self._check_together(prepared, place)
+        self._check_rules(prepared, place)
         self._replace_format(prepared)
         _list_literal_names(prepared)
         return prepared
 
-    def _keyword(self, keyword: str, value: Any, place: str) -> Any:
+    def _keyword(self, keyword: str, value: Any, place: str, *, is_plain: bool) -> Any:
+        """Return the value of a keyword of a schema at `place`, in which all shapes may be known to be right."""
         if keyword in self._inner:
             return self._inner[keyword](value, f"{place}/{keyword}")
-        if keyword in _PLAIN:
-            return _PLAIN[keyword](value, f"{place}/{keyword}")
-        raise NotKeptError(f"`{keyword}` at {place} {_reason(keyword)}")
+        if keyword not in _SHAPES:
+            raise NotKeptError(f"`{keyword}` at {place} {_reason(keyword)}")
+        if is_plain:
+            return value
+        allowed, shape = _SHAPES[keyword]
+        if keyword in _COUNTED and isinstance(value, float) and value.is_integer():  # the library takes no `2.0`
+            value = int(value)
+        if not _is(value, shape):
+            raise ValueError(f"{place}/{keyword} is {_shown(value)}; it must be {allowed}")
+        return value
 
     def _by_name(self, value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -137,8 +137,13 @@ class _Reader:
             raise ValueError(f"{place} is {_shown(value)}; it must be a list of schemas")
         return [self.schema(inner, f"{place}/{index}") for index, inner in enumerate(value)]
 
-    def _check_together(self, schema: dict[str, Any], place: str) -> None:
-        """Refuse keywords that cannot be kept beside one another."""
+    def _check_rules(self, schema: dict[str, Any], place: str) -> None:
+        """Refuse right values of keywords that cannot be kept, alone or next to other keywords."""
+        for keyword in [word for word in schema if word in _RULES]:
+            for is_kept, problem in _RULES[keyword]:
+                if keyword in schema and not is_kept(value := schema[keyword]):
+                    message = f"{place}/{keyword} is {_shown(value)}; it {problem}"
+                    self._refuse(schema, keyword, value, NotKeptError(message))
         has_free_names = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
         if (count := schema.get("minProperties", 0)) > 1 and has_free_names:
             problem = (
@@ -191,116 +196,67 @@ def _reason(keyword: str) -> str:
     return "is not a keyword of JSON Schema 2020-12; correct it, or leave it out"
 
 
-def _plain(allowed: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
-    """Return the check of a keyword without schemas inside; `allowed` says what it must be."""
-    return _kept(allowed, holds, lambda _: True)
-
-
-def _kept(allowed: str, holds: Callable[[Any], bool], is_kept: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
-    """Return the same for a keyword of whose right values not all are kept."""
-
-    def check(value: Any, place: str) -> Any:
-        problem = f"{place} is {_shown(value)}; it must be {allowed}"
-        if not holds(value):
-            raise ValueError(problem)
-        if not is_kept(value):
-            raise NotKeptError(problem)
-        return value
-
-    return check
-
-
-def _count(value: Any, place: str) -> int:
-    """Return a count as a whole number: the library takes no `2.0`."""
-    if not _is_number(value) or value < 0 or value != int(value):
-        raise ValueError(f"{place} is {_shown(value)}; it must be a whole number of at least 0")
-    return int(value)
-
-
-def _enum(value: Any, place: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{place} is {_shown(value)}; it must be a list of at least one value")
-    if len(value) > MAX_ENUM:
-        raise NotKeptError(f"{place} has {len(value)} values; at most {MAX_ENUM} are kept; leave it out")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _is_type(value: Any) -> bool:
-    names = value if isinstance(value, list) and value else [value]
-    return all(isinstance(name, str) and name in _TYPES for name in names)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_TEXT = _plain("a text", _is_text)
-_NUMBER = _plain("a number", _is_number)
-
-_PLAIN: dict[str, Callable[[Any, str], Any]] = {
-    "$schema": _kept("a draft of JSON Schema", _is_text, lambda value: "json-schema.org/" in value),
-    "$ref": _plain(
-        "a place in the same schema, such as `#/$defs/name`: nothing is fetched",
-        lambda value: isinstance(value, str) and value.startswith("#"),
+_TYPES = Literal["string", "number", "integer", "boolean", "null", "array", "object"]
+_TEXT = ("a text", str)
+_PLACE = Annotated[str, Meta(pattern="^#")]
+_COUNT = ("a whole number of at least 0", Annotated[int, Meta(ge=0)])
+_NUMBER = ("a number", Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)])
+_COUNTED = ("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength")
+_SHAPES: dict[str, tuple[str, Any]] = {
+    "$schema": _TEXT,
+    "$ref": ("a place in the same schema, such as `#/$defs/name`: nothing is fetched", _PLACE),
+    "type": (
+        "one of " + ", ".join(f"`{name}`" for name in get_args(_TYPES)) + ", or a list of them",
+        _TYPES | Annotated[list[_TYPES], Meta(min_length=1)],
     ),
-    "type": _plain("one of " + ", ".join(f"`{name}`" for name in _TYPES) + ", or a list of them", _is_type),
-    "enum": _enum,
-    "const": lambda value, _: value,
-    "required": _plain("a list of texts", _are_texts),
-    "minProperties": _count,
-    "maxProperties": _count,
-    "minItems": _count,
-    "maxItems": _count,
-    "minLength": _count,
-    "maxLength": _count,
+    "enum": ("a list of at least one value", Annotated[list[Any], Meta(min_length=1)]),
+    "const": ("a value", Any),
+    "required": ("a list of texts", list[str]),
     "pattern": _TEXT,
-    "format": _kept(
-        "one of " + ", ".join(f"`{name}`" for name in _FORMATS) + "; leave it out",
-        _is_text,
-        lambda value: value in _FORMATS,
-    ),
-    "minimum": _NUMBER,
-    "maximum": _NUMBER,
-    "exclusiveMinimum": _NUMBER,
-    "exclusiveMaximum": _NUMBER,
-    "multipleOf": _kept(
-        f"a number in (0, {MAX_MULTIPLE_OF}]",
-        lambda value: _is_number(value) and value > 0,
-        lambda value: value <= MAX_MULTIPLE_OF,
-    ),
+    "format": _TEXT,
+    **dict.fromkeys(_COUNTED, _COUNT),
+    **dict.fromkeys(_BOUNDS, _NUMBER),
+    "multipleOf": ("a number above 0", Annotated[float, Meta(gt=0)]),
 }
+"""What the value of a keyword without schemas inside must be, in words and as a type."""
 
-_NOT_KEPT = {
-    "not": "say what is allowed instead",
-    "if": "use `anyOf` with one object for each case",
-    "then": "use `anyOf` with one object for each case",
-    "else": "use `anyOf` with one object for each case",
-    "uniqueItems": "leave it out, and check the result",
-    "contains": "use `prefixItems`, or check the result",
-    "minContains": "check the result",
-    "maxContains": "check the result",
-    "propertyNames": "use `patternProperties` with `additionalProperties` false",
-    "dependentRequired": "use `anyOf` with one object for each case",
-    "dependentSchemas": "use `anyOf` with one object for each case",
-    "dependencies": "use `anyOf` with one object for each case",
-    "unevaluatedProperties": "use `additionalProperties`",
-    "unevaluatedItems": "use `items`",
-    "additionalItems": "use `items` after `prefixItems`",
-    "$dynamicRef": "use `$ref`",
-    "$dynamicAnchor": "use `$anchor`",
-    "$recursiveRef": "use `$ref`",
-    "$recursiveAnchor": "use `$anchor`",
-    "$vocabulary": "leave it out",
-    "nullable": 'use `"type": [..., "null"]`',
+_SHAPE = TypedDict("_SHAPE", {keyword: shape for keyword, (_, shape) in _SHAPES.items()}, total=False)  # type: ignore[misc]  # the same for all
+_IS_EXACT = (is_exact, "is beyond 2**53, and not exact there; leave it out")
+_ARE_EXACT = (are_exact, "has a number beyond 2**53, and not exact there; send it as a text")
+_IS_SHORT = (lambda value: value <= MAX_LENGTH, f"must be at most {MAX_LENGTH}; leave it out")
+_RULES: dict[str, Sequence[tuple[Callable[[Any], bool], str]]] = {
+    "$schema": [(lambda value: "json-schema.org/" in value, "must be a draft of JSON Schema")],
+    "format": [(_FORMATS.__contains__, f"must be one of {', '.join(f'`{name}`' for name in _FORMATS)}; leave it out")],
+    "const": [_ARE_EXACT],
+    "enum": [(lambda value: len(value) <= MAX_ENUM, f"has more than {MAX_ENUM} values; leave it out"), _ARE_EXACT],
+    "multipleOf": [(lambda value: value <= MAX_MULTIPLE_OF, f"must be at most {MAX_MULTIPLE_OF}; leave it out")],
+    **dict.fromkeys(_BOUNDS, (_IS_EXACT,)),
+    **dict.fromkeys(("minLength", "maxLength"), (_IS_SHORT,)),
 }
+"""Which of the right values of a keyword are kept, and how others are refused."""
+
+_INSTEAD = {
+    "use `anyOf` with one object for each case": (
+        *("if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
+    ),
+    "leave it out, and check the result": ("uniqueItems", "contains", "minContains", "maxContains"),
+    "use `$ref`": ("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+    "say what is allowed instead": ("not",),
+    "use `patternProperties` with `additionalProperties` false": ("propertyNames",),
+    "use `additionalProperties`": ("unevaluatedProperties",),
+    "use `items` after `prefixItems`": ("unevaluatedItems", "additionalItems"),
+    "leave it out": ("$vocabulary",),
+    'use `"type": [..., "null"]`': ("nullable",),
+}
+_NOT_KEPT = {keyword: advice for advice, keywords in _INSTEAD.items() for keyword in keywords}
+
+
+def _is(value: Any, shape: Any) -> bool:
+    try:
+        msgspec.convert(value, shape)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Patterns that mean the same in JSON Schema and in the grammar library, and what others can be kept as."""
 
+import functools
 import re
 
 from infer_engine.structured.errors import NotKeptError
@@ -15,15 +16,8 @@ _REPEAT = r"(?:[*+?]|\{([0-9]{1,6})(?:,([0-9]{0,6}))?\})\??"
 _TOKEN = re.compile(
     rf"\((?!\?)|\(\?:|\(\?<[A-Za-z_][A-Za-z0-9_]*>|[|^$]|(?P<atom>\)|\.|{_CLASS}|{_ESCAPE}|[^\\\[(){{|^$.*+?])(?:{_REPEAT})?"
 )
-_MEMBER = re.compile(rf"{_ESCAPE}|[^\\]", re.DOTALL)
-_ALL = (1 << 128) - 1
-_CONTROLS = (1 << 32) - 1
-_NAMED = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
-_SETS = {
-    "d": sum(1 << code for code in range(48, 58)),
-    "w": sum(1 << code for code in range(128) if chr(code).isalnum() or chr(code) == "_"),
-    "s": sum(1 << code for code in (9, 10, 11, 12, 13, 32)),
-}
+_CONTROLS = frozenset(map(chr, range(32)))
+_WATCHED = _CONTROLS | {'"', "\\"}
 
 
 def check_pattern(pattern: str, what: str) -> None:
@@ -33,8 +27,7 @@ def check_pattern(pattern: str, what: str) -> None:
         NotKeptError: it has what is not supported.
         ValueError: a group in it has no beginning or no end.
     """
-    _check_anchors(pattern, what)
-    missing = {'"': 0, "\\": 0}
+    missing: dict[str, set[str]] = {'"': set(), "\\": set()}  # and the control characters that may stand there
     position = depth = 0
     while position < len(pattern):
         token = _TOKEN.match(pattern, position)
@@ -49,45 +42,32 @@ def check_pattern(pattern: str, what: str) -> None:
         depth += -1 if atom == ")" else atom is None and token[0][0] == "("
         if depth < 0:
             break
-        if atom is not None and atom not in (")", "."):
-            members = _members(atom, what)
-            for character in missing:
-                if not members >> ord(character) & 1:
-                    missing[character] |= members & _CONTROLS
+        if atom is not None and (atom[0] in "[\\" or atom < " "):
+            members = _watched_members(atom, what)
+            for character in missing.keys() - members:
+                missing[character] |= members
         position = token.end()
     if depth:
         raise ValueError(f"{what} has a parenthesis without its other half; add that")
     for character, controls in missing.items():
-        if (controls | 1 << 10) & _CONTROLS == _CONTROLS:
+        if controls | {"\n"} >= _CONTROLS:
             raise NotKeptError(
                 f"{what} allows any control character but not {character}, which is not kept; add \\x00 to the class, "
                 'as in [^"\\\\\\x00]'
             )
 
 
-def _check_anchors(pattern: str, what: str) -> None:
-    """Refuse `^` after something, and `$` before something: they would never match, or look around."""
-    tokens = [token[0] for token in re.finditer(rf"{_ESCAPE}|{_CLASS}|.", pattern, re.DOTALL)]
-    mirrored = [{"(": ")", ")": "("}.get(token, token) for token in reversed(tokens)]
-    for order, anchor in ((tokens, "^"), (mirrored, "$")):
-        groups: list[bool] = []
-        is_first = True
-        for token in order:
-            match token:
-                case "(":
-                    groups.append(is_first)
-                case ")":
-                    is_first = False
-                    groups = groups[:-1]
-                case "|":
-                    is_first = groups[-1] if groups else True
-                case "^" | "$" if token == anchor:
-                    if not is_first:
-                        raise NotKeptError(f"{what} has a `{anchor}` in the middle; put it at an end, or leave it out")
-                case "?" | ":" | "^" | "$":
-                    pass
-                case _:
-                    is_first = False
+@functools.lru_cache(maxsize=256)
+def _watched_members(atom: str, what: str) -> frozenset[str]:
+    """Return the control characters, quotes and backslashes that `atom` stands for."""
+    if any(sign in atom for sign in ("&&", "--", "~~")):
+        raise NotKeptError(f"{what} has a class with `&&`, `--` or `~~`; write one of the two with a backslash")
+    atom = re.sub(r"\\[pP]\{[^}]*\}", "\x80", atom).replace("||", "|")
+    try:
+        expression = re.compile(re.sub(r"(\\[dDwWsS])-", r"\1\\-", atom), re.ASCII)
+    except re.error as error:
+        raise NotKeptError(f"{what} has the class {atom[:40]!r}, which is not supported: {error}") from None
+    return frozenset(filter(expression.fullmatch, _WATCHED))
 
 
 def names_of_pattern(pattern: str) -> list[str]:
@@ -141,43 +121,3 @@ def _without_assertions(pattern: str) -> str:
         else:
             kept.append("(?<" if text == "(?P<" else text)
     return "".join(kept)
-
-
-def _members(atom: str, what: str) -> int:
-    """Return the ASCII characters that `atom` stands for, as bits."""
-    if not atom.startswith("["):
-        return _member(atom)[1]
-    negated = atom.startswith("[^")
-    body = atom[2 if negated else 1 : -1]
-    if any(sign in body for sign in ("&&", "--", "~~")):
-        raise NotKeptError(f"{what} has a class with `&&`, `--` or `~~`; write one of the two with a backslash")
-    bits = 0
-    parts = _MEMBER.findall(body)
-    index = 0
-    while index < len(parts):
-        low, part = _member(parts[index])
-        if low is not None and parts[index + 1 : index + 2] == ["-"] and index + 2 < len(parts):
-            high, _ = _member(parts[index + 2])
-            if high is None:
-                raise NotKeptError(f"{what} has a range that ends in a class; write `\\-` for the sign itself")
-            part = ((1 << min(high, 127) + 1) - 1) & ~((1 << min(low, 128)) - 1)
-            index += 2
-        bits |= part
-        index += 1
-    return _ALL & ~bits if negated else bits
-
-
-def _member(text: str) -> tuple[int | None, int]:
-    """Return the code of a single character, and the ASCII characters that `text` stands for, as bits."""
-    if not text.startswith("\\"):
-        code = ord(text)
-    elif text[1] in "dDwWsS":
-        bits = _SETS[text[1].lower()]
-        return None, bits if text[1].islower() else _ALL & ~bits
-    elif text[1] in "pP":
-        return None, 0
-    elif text[1] in "xu":
-        code = int(text[2:], 16)  # noqa: FURB166 - `\\u` is no prefix of Python's
-    else:
-        code = _NAMED.get(text[1], ord(text[1]))
-    return code, 1 << code if code < 128 else 0

@@ -5,9 +5,9 @@ from typing import Any
 
 from infer_engine.structured.json_schema.references import unescaped
 
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+SINGLE = ("items", "additionalProperties")
 
 
 def places_of(schema: Any) -> list[tuple[Any, str]]:
@@ -26,11 +26,11 @@ def _walk(schema: Any) -> Iterator[tuple[Any, str]]:
 def inside(schema: Any, place: str) -> Iterator[tuple[str, Any, str]]:
     """Return the schemas inside `schema`, which stands at `place`: keyword, schema, place."""
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
-        if keyword in _SINGLE:
+        if keyword in SINGLE:
             yield keyword, value, f"{place}/{keyword}"
-        elif keyword in _LISTS:
+        elif keyword in LISTS:
             yield from ((keyword, inner, f"{place}/{keyword}/{index}") for index, inner in enumerate(value))
-        elif keyword in _MAPS:
+        elif keyword in MAPS:
             yield from ((keyword, inner, f"{place}/{keyword}/{name[:80]}") for name, inner in value.items())
 
 
@@ -52,10 +52,10 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
         return schema
     copy = dict(schema)
     for word, value in schema.items():
-        if word in _SINGLE:
+        if word in SINGLE:
             copy[word] = rewritten(value, change)
-        elif word in _LISTS:
+        elif word in LISTS:
             copy[word] = [rewritten(inner, change) for inner in value]
-        elif word in _MAPS:
+        elif word in MAPS:
             copy[word] = {name: rewritten(inner, change) for name, inner in value.items()}
     return change(copy)
