@@ -17,9 +17,7 @@ SMOKE = {
     "concurrency": ("--shape llama-30m --requests 3 --alone 2", r"\| ratio \(ceiling 3\) \| [\d.]+"),
     "kv-cache": ("--heads 4 2 32", r"\| 2 \| 256 \| 16 \| \d+"),
     "policies": ("", r"\| arrivals \| `priority` \| [\d.]+/s \|"),
-    "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
     "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),
-    "busy": ("", r"\| 1 \| 1 \| [\d.]+ \(1\.00\) \| [\d.]+ \(\d\.\d\d\)"),
     "steps": (
         "--rounds 1 --steps 2 --sequences 2 --beside 96 --profile",
         r"2 sequences beside 96 prompt tokens: kernels take \d+%",

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS
 from infer_bench.registry import main as run
-from infer_bench.results import ROOT, documentation
-from infer_bench.serving import routing, text_side
+from infer_bench.results import documentation
+from infer_bench.serving import routing
 from infer_bench.serving.plots import plot_sweep
 from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, tokenize, workloads_table
 from infer_engine.protocol import InvalidRequestError
@@ -190,13 +189,6 @@ def test_flags_that_exclude_each_other_are_refused(flags: str, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         read_arguments(flags.split())
     assert "`--" in capsys.readouterr().err
-
-
-def test_what_http_costs_is_compared_with_another_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text_side.main(["--quick", "--against", str(ROOT), "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    for name in ("cpu_us_per_token", "cpu_us_per_request", "requests_per_s"):
-        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", printed)
 
 
 def test_groups_of_prompts_have_beginnings_of_their_own_in_a_random_order() -> None:

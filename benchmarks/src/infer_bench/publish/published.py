@@ -30,7 +30,6 @@ RESULTS = (
     Result(name="engine", command="infer-bench engine", minutes=1),
     Result(name="concurrency-smollm-135m", command="infer-bench concurrency", minutes=2),
     Result(name="host-step", command="infer-bench host-step", minutes=1),
-    Result(name="prompt-cap", command="infer-bench prompt-cap", minutes=2),
     Result(name="kernels-cpu", command="infer-bench kernels-cpu", minutes=2),
     Result(name="kv-cache-int8", command="infer-bench kv-cache", minutes=0.5),
     Result(name="compare-transformers-smollm-135m", command="infer-bench transformers", minutes=1),
@@ -87,6 +86,7 @@ RESULTS = (
     Result(name="quantized-peers-qwen3-0.6b-8k", elsewhere=f"{_PEERS}, and a CPU with AMX"),
     Result(name="quantized-peers-qwen3-0.6b-8k-huge-pages", elsewhere=f"{_PEERS}, and a CPU with AMX"),
     Result(name="quantized-peers-qwen3-0.6b-8k-zen4", elsewhere=f"{_PEERS}, and a Zen 4 CPU"),
+    Result(name="prompt-cap", elsewhere="the benchmark of its commit: the engine alone, on a clock of CPU time"),
     Result(name="engine-process", elsewhere="the benchmark of its commit: a server with its core in a thread"),
     Result(name="soak", elsewhere="an hour by itself: `nox -s soak`"),
 )

@@ -1,12 +1,10 @@
-"""The processes behind a server on this machine: their memory, and the variables that they run with."""
+"""The processes behind a server on this machine: their memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import psutil
-
-_CORE = "infer_engine.assembly.core_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +52,3 @@ def resident_memory(processes: Sequence[psutil.Process]) -> ResidentMemory:
             own_bytes += mapped.anonymous
             files[mapped.path] = max(files.get(mapped.path, 0), mapped.rss - mapped.anonymous)
     return ResidentMemory(own_bytes=own_bytes, file_bytes=sum(files.values()))
-
-
-def core_environment(processes: Sequence[psutil.Process]) -> dict[str, str]:
-    """Return the variables of the process that computes, or of the first one where none is for that alone."""
-    cores = [process for process in processes if _CORE in process.cmdline()]
-    return (cores or processes)[0].environ()

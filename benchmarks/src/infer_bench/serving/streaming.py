@@ -11,14 +11,12 @@ from half a second after the start on: accepting so many requests at once is a b
 import argparse
 import asyncio
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -152,22 +150,15 @@ class NullServer:
 
 
 @contextlib.contextmanager
-def null_server(*, step_s: float, checkout: Path | None = None) -> Iterator[NullServer]:
-    """Run `serve` in a process of its own, with the code of `checkout` in place of this one's."""
+def null_server(*, step_s: float) -> Iterator[NullServer]:
+    """Run `serve` in a process of its own."""
     command = [sys.executable, "-m", "infer_bench", "streaming", "--serve", str(step_s)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=_environment(checkout)) as process:  # noqa: S603 - our own program
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:  # noqa: S603 - our own program
         assert process.stdin is not None
         assert process.stdout is not None
         yield NullServer(url=process.stdout.readline().strip(), process=psutil.Process(process.pid))
         process.stdin.close()
-
-
-def _environment(checkout: Path | None) -> dict[str, str]:
-    if checkout is None:
-        return dict(os.environ)
-    sources = [*sorted(checkout.glob("packages/*/src")), checkout / "benchmarks" / "src"]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
 
 
 async def run_streams(url: str, num_streams: int, num_tokens: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ left out there, so that those ratios are larger than a server's.
 
     uv run infer-bench text-side
     uv run infer-bench text-side --quick
-    uv run infer-bench text-side --against ../another-checkout --step 0.01
 """
 
 import asyncio
@@ -15,11 +14,11 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from http import HTTPStatus
 from typing import Any
 
+from infer_bench.client.http import http_client
 from infer_bench.results import argument_parser, save, table
-from infer_bench.serving.http_cost import STREAMS, compare, cost_table, read_stream
 from infer_bench.serving.streaming import null_server
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.frontend.output_processor import OutputProcessor
@@ -39,6 +38,7 @@ from infer_server.openai.chat.response import ChatChunkBuilder
 from infer_server.openai.chunks import stream_events
 from infer_server.openai.response_head import new_response_head
 
+STREAMS = 16
 TEXT = "Now is the winter of our discontent made glorious summer by this sun of York; and all the clouds that lour'd "
 TOOLS = [
     {
@@ -56,18 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
     parser = argument_parser(__doc__, quick="one round of few tokens; result not saved", rounds=21)
     parser.add_argument("--tokens", type=int, default=2000, help="of each answer")
-    parser.add_argument("--against", type=Path, help="compare what HTTP costs with this other checkout, in turns")
-    parser.add_argument("--step", type=float, default=0.0, help="seconds between tokens, with `--against`")
     args = parser.parse_args(arguments)
     # The clock of CPU time ticks 100 times a second: a round of fewer tokens may see none of it.
     num_tokens, rounds = (800, 1) if args.quick else (args.tokens, args.rounds)
-    if args.against is not None:
-        sides = [None, args.against]
-        costs = asyncio.run(compare(sides, num_tokens=num_tokens // 4, rounds=max(1, rounds // 3), step_s=args.step))
-        print(f"\n{table(*cost_table(costs, ['this', str(args.against)]))}")
-        if not args.quick:
-            save("text-side-against", {"step_s": args.step, "this": costs[0], "against": costs[1]}, args.out)
-        return
     found = measure(num_tokens=num_tokens, rounds=rounds)
     server = asyncio.run(measure_server(num_tokens=num_tokens // 4, rounds=max(1, rounds // 3)))
     print(f"\n{table(*ratio_table(server, 'of the server, content'))}\n\n{table(*ratio_table(found, 'answer'))}")
@@ -88,6 +79,18 @@ async def measure_server(*, num_tokens: int, rounds: int) -> dict[str, list[floa
                 if number:
                     found[name].append((server.cpu_s() - before_s) / (STREAMS * num_tokens))
     return found
+
+
+async def read_stream(url: str, body: dict[str, Any]) -> None:
+    """Read the stream that answers the chat `body`.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    async with http_client(url) as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    if reply.status_code != HTTPStatus.OK or not reply.content.endswith(b"[DONE]\n\n"):
+        raise RuntimeError(f"the server answered {reply.status_code}: {reply.content[-200:]!r}")
 
 
 def measure(*, num_tokens: int, rounds: int) -> dict[str, list[float]]:
