@@ -13,9 +13,9 @@ import torch
 
 from infer_bench import first_light
 from infer_bench.first_light import STEPS, Step, main
-from infer_bench.processes import TIMED_OUT, run_limited
 from infer_bench.registry import BENCHMARKS
 from infer_bench.results import ROOT
+from infer_bench.server.processes import TIMED_OUT, run_limited
 
 START_A_CHILD = """
 import pathlib, subprocess, sys, time

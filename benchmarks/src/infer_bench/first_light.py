@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from infer_bench.processes import TIMED_OUT, run_limited
 from infer_bench.results import RESULTS, ROOT, current_commit, table
+from infer_bench.server.processes import TIMED_OUT, run_limited
 
 NUM_LOG_LINES = 200
 """The last ones of a step's output, which are saved."""

@@ -12,7 +12,6 @@ BENCHMARKS = {
         "offline.host_step",
         "the host's time of a step on a GPU's path, without the model",
     ),
-    "batching": ("offline.batching", "static and continuous batching of the same arrivals, step by step; no model"),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "speculation": ("offline.speculation", "the same requests with draft tokens and without"),
     "turns": ("offline.turns", "what later turns of a conversation compute, of a model with states"),

@@ -120,7 +120,7 @@ def test_a_result_is_of_a_known_commit_and_of_its_command(
     monkeypatch.setattr(render, "RESULTS_FOLDER", tmp_path)
     monkeypatch.setattr("infer_bench.publish.check.has_history", lambda: True)
     monkeypatch.setattr("infer_bench.publish.check.is_ancestor", lambda commit: commit == "0123456789ab")
-    result = Result(name="engine", command="infer-bench engine", minutes=1)
+    result = Result("engine", "infer-bench engine", 1)
     assert "missing" in problem_of(result)
     environment = {"commit": "0123456789ab", "command": result.command} | facts
     render.save("engine", {"environment": environment})

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from infer_bench.agreement import TokenAgreement
-from infer_bench.publish.tables import cpu, offline, peers, replicas, serving
+from infer_bench.offline import concurrency, transformers
+from infer_bench.publish import tables
 
 ENVIRONMENT = {"cores": 2, "cpu": "AMD EPYC", "torch": "2.15.0", "torch_threads": 2, "commit": "0123456789ab"}
 
@@ -22,8 +23,8 @@ def rows_of(text: str) -> list[list[str]]:
 
 def test_concurrency_shows_every_round_and_the_ratio() -> None:
     result = result_of(together=[190.0, 200.0, 180.0], one_by_one=[50.0, 60.0, 40.0], ratio=3.8)
-    assert rows_of(offline.concurrency_rounds(result))[1] == ["one by one", "50.0, 60.0, 40.0", "50.0"]
-    assert rows_of(offline.concurrency_short(result))[-1][-1] == "3.80"
+    assert rows_of(concurrency.rounds_table(result))[1] == ["one by one", "50.0, 60.0, 40.0", "50.0"]
+    assert rows_of(concurrency.short_table(result))[-1][-1] == "3.80"
 
 
 def test_transformers_has_ratios_of_medians_and_their_range() -> None:
@@ -37,7 +38,7 @@ def test_transformers_has_ratios_of_medians_and_their_range() -> None:
         num_undecided_different=13,
     )
     rates = {"16 at once": {"infer": [200.0, 220.0, 240.0], "transformers": [100.0, 110.0, 100.0]}}
-    text = offline.transformers(result_of(transformers="5.23.0", tokens_per_s=rates, agreement=agreement.as_json()))
+    text = transformers.compared_table(result_of(tokens_per_s=rates, agreement=agreement._asdict()))
     assert rows_of(text)[1] == ["16 at once", "220.0", "100.0", "2.20", "2.00 - 2.40"]
     assert "Of 273 tokens compared" in text.replace("\n", " ")
 
@@ -55,23 +56,23 @@ def steps() -> dict[str, Any]:
 
 
 def test_steps_on_a_cpu_have_stages_and_floors_of_both_shapes(steps: dict[str, Any]) -> None:
-    head, *rows = rows_of(cpu.steps(steps, steps))
+    head, *rows = rows_of(tables.cpu_steps(steps, steps))
     assert head[1:] == ["135m: 1 sequence", "16", "prompt of 1024", "0.6b: 1 sequence", "16", "prompt of 1024"]
     assert ["choose tokens and the rest, ms", *["5"] * 6] in rows
     assert ["**step, ms**", *["**26**"] * 6] in rows
 
 
 def test_quantized_steps_are_compared_with_plain_ones(steps: dict[str, Any]) -> None:
-    rows = rows_of(cpu.quantized(steps))
+    rows = rows_of(tables.quantized_steps(steps))
     assert rows[1] == ["weights", "1000.0 MB", "500.0 MB, 0.50 of bf16"]
     assert rows[2] == ["a step of one sequence", "26 ms, floor 4", "13 ms, floor 2: 2.00 times faster"]
 
 
 def test_the_faster_side_of_a_quantized_race_is_bold() -> None:
-    keys = list(peers.QUANTIZED_ROWS.values())
+    keys = list(tables.QUANTIZED.values())
     ours, theirs = dict.fromkeys(keys, 50.0), dict.fromkeys(keys, 100.0)
     sides = {"infer int8": ours, "llama.cpp Q8_0": theirs}
-    text = peers.quantized(result_of(turns={side: [turn] for side, turn in sides.items()}, medians=sides))
+    text = tables.quantized_race(result_of(turns={side: [turn] for side, turn in sides.items()}, medians=sides))
     rows = {row[0]: row[1:] for row in rows_of(text)}
     assert rows["one stream, tokens/s"] == ["50", "**100**"]
     assert rows["a prompt of 1,024 tokens, ms"] == ["**50**", "100"]
@@ -79,36 +80,37 @@ def test_the_faster_side_of_a_quantized_race_is_bold() -> None:
 
 
 def test_ours_is_compared_with_the_best_peer_of_each_number() -> None:
-    ours = dict.fromkeys(peers.RATES, 10.0)
+    ours = dict.fromkeys(tables.RATES, 10.0)
     medians = {
-        "vllm": dict.fromkeys(peers.RATES, 8.0),
+        "vllm": dict.fromkeys(tables.RATES, 8.0),
         "infer": ours,
-        "llama.cpp": dict.fromkeys(peers.RATES, 20.0),
+        "llama.cpp": dict.fromkeys(tables.RATES, 20.0),
     }
     rows = {
-        row[0]: row[1:] for row in rows_of(peers.times_better(result_of(medians=medians), result_of(medians=medians)))
+        row[0]: row[1:]
+        for row in rows_of(tables.beside_the_best(result_of(medians=medians), result_of(medians=medians)))
     }
     assert rows["W, tokens/s"] == ["**0.50**", "**0.50**"]
     assert rows["prefill"] == ["**0.80**", "**0.80**"]
 
 
 def test_replicas_and_ranks_take_the_sides_by_their_names() -> None:
-    names = (replicas.BATCH, replicas.GAP, replicas.STREAM, replicas.PREFILL, replicas.START, replicas.MEMORY)
+    names = (tables.BATCH, tables.GAP, tables.STREAM, tables.PREFILL, tables.START, tables.MEMORY)
     sides = ("infer", "two replicas", "two ranks", "ray", "ray with two processors")
     medians = {side: dict.fromkeys(names, 10.0 * number) for number, side in enumerate(sides, start=1)}
     result = result_of(medians=medians, turns={side: [{}, {}, {}] for side in sides})
-    assert rows_of(replicas.replicas(result))[1] == ["16 requests at once, tokens/s", "10", "20 (2.00 times)"]
-    assert rows_of(replicas.sides(replicas.RANKS)(result))[1][1:] == ["10", "30"]
-    assert rows_of(replicas.sides(replicas.RAY)(result))[4][1:] == ["10.0 s", "40.0 s", "50.0 s"]
+    assert rows_of(tables.replicas(result))[1] == ["16 requests at once, tokens/s", "10", "20 (2.00 times)"]
+    assert rows_of(tables.sides(tables.RANKS)(result))[1][1:] == ["10", "30"]
+    assert rows_of(tables.sides(tables.RAY)(result))[4][1:] == ["10.0 s", "40.0 s", "50.0 s"]
 
 
 def test_hits_are_those_of_the_prefix_policy_beside_random_ones() -> None:
     turns = {"prefix": [{"prefix hits": 0.78}], "random": [{"prefix hits": 0.35}]}
-    words = replicas.routing_hits(result_of(replicas=4, turns=turns))
+    words = tables.routing_hits(result_of(replicas=4, turns=turns))
     assert words == "with 4 of them 78% of the prompt tokens are found instead of 35% at random"
 
 
 def test_text_side_is_the_median_of_the_rounds_ratios() -> None:
     costs = {"plain": [40e-6, 50e-6, 60e-6], "with tools": [44e-6, 60e-6, 63e-6]}
-    text = serving.text_side(result_of(server_cpu_s_per_token=costs)).replace("\n", " ")
+    text = tables.text_side(result_of(server_cpu_s_per_token=costs)).replace("\n", " ")
     assert "is 50 us without tools and 60 us with them, 1.10 times in the median of three rounds" in text

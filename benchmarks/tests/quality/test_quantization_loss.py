@@ -76,7 +76,7 @@ def test_losses_are_saved_with_their_ratios(play: Path, tmp_path: Path, capsys: 
 def test_a_ratio_above_what_is_allowed_fails(play: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--quick", "--text", str(play), "--quantization", "none", "--tokens", "50"]
     assert quantization_loss.main([*flags, "--most", "none=0.99"]) == 1
-    assert "none: the loss is 1.0000 times, wanted 0.99" in capsys.readouterr().err
+    assert "limit missed: loss of none: 1, wanted at most 0.99" in capsys.readouterr().err
     assert quantization_loss.main([*flags, "--most", "none=1"]) == 0
 
 

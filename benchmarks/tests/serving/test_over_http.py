@@ -49,6 +49,6 @@ def test_both_sides_are_asked_in_turns(
     over_http.main(
         ["--shape", "llama-30m", "--scale", "0.05", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]
     )
-    assert found == ["ask_llm", "ask_server", "ask_server", "ask_llm"]  # a warm-up, and one round
+    assert found == ["ask_server", "ask_llm", "ask_llm", "ask_server"]  # a warm-up, and one round
     assert (tmp_path / "over-http-llama-30m.json").exists()
     assert "`single` x0.05, llama-30m, 1 threads" in capsys.readouterr().out

@@ -10,10 +10,10 @@ import pytest
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS
+from infer_bench.plots import plot_sweep
 from infer_bench.registry import main as run
 from infer_bench.results import documentation
 from infer_bench.serving import routing
-from infer_bench.serving.plots import plot_sweep
 from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, tokenize, workloads_table
 from infer_engine.protocol import InvalidRequestError
 from infer_proofs.server import FakeEngine, running_server

@@ -41,7 +41,7 @@ def streams(*, grown_by: float = 0.0, slow_minutes: tuple[int, ...] = (), stalle
         sent_s = number / 2
         latency_s = draw.uniform(0.5, 1.0) * (1 + grown_by * sent_s / END_S)
         latency_s *= 3 if int(sent_s // 60) in slow_minutes else 1
-        if stalled and any(kill.at_s <= sent_s <= kill.ended_s for kill in KILLS):
+        if stalled and any(kill.at_s <= sent_s <= (kill.recovered_s or 0) for kill in KILLS):
             latency_s += 8
         found.append(Stream(sent_s=sent_s, ttft_s=latency_s / 10, latency_s=latency_s))
     return found
@@ -110,7 +110,7 @@ def test_what_others_compute_is_reported_by_halves() -> None:
 
 def test_each_killed_core_must_be_replaced_and_one_must_have_been_killed() -> None:
     assert judge_kills(KILLS).holds
-    assert not judge_kills([*KILLS, replace(KILLS[0], recovered_s=None)]).holds
+    assert not judge_kills([*KILLS, KILLS[0]._replace(recovered_s=None)]).holds
     assert not judge_kills([]).holds
 
 

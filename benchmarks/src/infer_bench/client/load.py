@@ -7,7 +7,7 @@ cannot slow down the arrivals that show it to be slow. In a closed loop it arriv
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -114,6 +114,17 @@ async def run_workload(
             if workload.is_closed_loop:
                 return await _closed_loop(client, workload, max_concurrency, bar.update)
             return await _open_loop(client, workload, bar.update)
+
+
+def whole(results: Sequence[RequestResult]) -> Sequence[RequestResult]:
+    """Return results of which none has failed.
+
+    Raises:
+        RuntimeError: one has.
+    """
+    if failed := [result.error for result in results if result.error]:
+        raise RuntimeError(f"{len(failed)} requests failed, the first one so: {failed[0]}")
+    return results
 
 
 class _Client:

@@ -98,8 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def compiled_prefill(tiles: Sequence[TileConfig], arch: int, *, head_dim: int, group: int, window: int | None) -> str:
     """Return the compiler's table of prefill attention, where what ships is marked."""
     block_size = 32 if head_dim == 256 else 64
-    heads = {"q_heads": 8 * group, "kv_heads": 8, "head_dim": head_dim}
-    case = AttentionCase(prefill=True, block_size=block_size, window=window, **heads)
+    case = AttentionCase(
+        prefill=True, q_heads=8 * group, kv_heads=8, head_dim=head_dim, block_size=block_size, window=window
+    )
     ships = prefill_config(group=group, head_dim=head_dim, itemsize=2, cache_itemsize=2, capability=divmod(arch, 10))
 
     def compiled(tile: TileConfig) -> CompiledKernel:

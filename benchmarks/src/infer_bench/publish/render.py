@@ -13,9 +13,9 @@ from PIL.PngImagePlugin import PngImageFile, PngInfo
 from infer_bench.publish.declared import Json, Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in
 from infer_bench.publish.published import PICTURES, RESULTS, TABLES
-from infer_bench.publish.tables.words import measured_on, sections
 from infer_bench.publish.tree import commits_since, has_history, is_ancestor
-from infer_bench.results import IMAGES, ROOT
+from infer_bench.publish.words import measured_on
+from infer_bench.results import IMAGES, ROOT, sections
 from infer_bench.results import RESULTS as RESULTS_FOLDER
 
 STAMP = "Source"
@@ -60,8 +60,7 @@ def text_of(table: Table) -> str | None:
     found = [load(source) for source in table.sources]
     text = table.render(*found)
     if table.measured:
-        rounds = table.rounds(found[0]) if table.rounds else None
-        what = table.measured.format_map(found[0])
+        what, rounds = table.measured.format_map(found[0]), table.num_rounds(found[0])
         text = sections(measured_on(table.sources[0], found[0], what=what, rounds=rounds), text)
     is_old = any(age_of(result) > OLD for result in RESULTS if result.name in table.sources)
     return f"{text}\n\n{OLD_NUMBERS}" if is_old and "\n" in text else text

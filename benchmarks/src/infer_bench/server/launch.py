@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from infer_bench.shapes import NO_DRAFTS_FLAGS, write_config
 from infer_models.hub import DEMO_MODEL_NAME
@@ -61,6 +61,15 @@ def serving(
                 yield OwnServer(url=_LISTENS.findall(banner)[0], flags=all_flags, banner=banner, process=process)
             finally:
                 process.terminate()
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Return fields of `EngineConfig` as `infer-server` takes them."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return words
 
 
 def _read_banner(process: "subprocess.Popen[str]") -> str:

@@ -28,7 +28,6 @@ from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.limits import Limit, judge
 from infer_bench.results import ROOT, Columns, argument_parser, columns_table, save
 from infer_bench.serving.null_engine import null_engine
-from infer_engine.frontend.async_engine import AsyncEngine
 from infer_proofs.server import running_server
 from infer_server import ServerSettings
 from infer_server.connections.event_loop import new_event_loop
@@ -73,62 +72,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         throughput = asyncio.run(measure_throughput(server.url, num_tokens, repeats))
     with null_server(step_s=PACED_STEP_S) as server:
         delays = asyncio.run(measure_long_prompts(server.url))
-    print(f"\n{throughput_table(throughput)}\n\n{delay_table(delays)}")
-    if not args.quick:
-        save("streaming", {"throughput": throughput, "delays": delays}, args.out)
+    print(f"\n{columns_table(THROUGHPUT, throughput)}\n\n{columns_table(DELAYS, delays)}")
+    save("streaming", {"throughput": throughput, "delays": delays}, args)
     return judge(limits(throughput, delays))
-
-
-def throughput_table(rows: Sequence[dict[str, float]]) -> str:
-    """Return a row for each number of streams."""
-    return columns_table(THROUGHPUT, rows)
-
-
-def delay_table(rows: Sequence[dict[str, float]]) -> str:
-    """Return a row for each prompt that came beside streams."""
-    return columns_table(DELAYS, rows)
 
 
 def limits(throughput: Sequence[dict[str, float]], delays: Sequence[dict[str, float]]) -> list[Limit]:
     """Return the limits of all numbers; of `delays`, the first one is without a prompt."""
-    rates = [
-        Limit(what=f"{row['streams']:g} streams", value=row["tokens_per_s"], unit="tokens/s", least=FLOOR)
-        for row in throughput
-    ]
-    health = [
-        Limit(
-            what=f"longest answer of /health beside {row['streams']:g} streams",
-            value=row["health_max_ms"],
-            unit="ms",
-            most=LIMIT_MS,
-        )
-        for row in throughput
-    ]
     alone, *beside = delays
-    silences = [
-        Limit(
-            what=f"longest silence of a stream beside a prompt of {row['bytes'] / 1e6:.1f} MB, above that beside none",
-            value=row["longest_gap_ms"] - alone["longest_gap_ms"],
-            unit="ms",
-            most=LIMIT_MS,
-        )
-        for row in beside
+    health, silence = (
+        "longest answer of /health beside {streams:g} streams",
+        "longest silence of a stream beside a prompt",
+    )
+    return [
+        *(
+            Limit(what=f"{row['streams']:g} streams", value=row["tokens_per_s"], unit="tokens/s", least=FLOOR)
+            for row in throughput
+        ),
+        *(
+            Limit(what=health.format_map(row), value=row["health_max_ms"], unit="ms", most=LIMIT_MS)
+            for row in throughput
+        ),
+        *(
+            Limit(
+                what=f"{silence} of {row['bytes'] / 1e6:.1f} MB, above that beside none",
+                value=row["longest_gap_ms"] - alone["longest_gap_ms"],
+                unit="ms",
+                most=LIMIT_MS,
+            )
+            for row in beside
+        ),
     ]
-    return [*rates, *health, *silences]
 
 
 async def serve(step_s: float) -> None:
     """Serve a null engine until standard input ends."""
     engine = null_engine(step_s=step_s)
     with rare_collections():
-        await _serve(engine)
-
-
-async def _serve(engine: AsyncEngine) -> None:
-    async with running_server(engine, ServerSettings(access_log=False)) as url:
-        print(url, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-    await engine.close()
+        async with running_server(engine, ServerSettings(access_log=False)) as url:
+            print(url, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+        await engine.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

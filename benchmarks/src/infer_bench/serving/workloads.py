@@ -14,14 +14,12 @@ Arrivals are the workload's own (open loop, `baseline` one after another), Poiss
 import argparse
 import asyncio
 import gc
-import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from infer_bench.client.http import http_client
 from infer_bench.client.load import RequestResult, run_workload
@@ -56,8 +54,7 @@ SERVER_ROWS = {
 """Rows of the table that the server's own metrics give."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(NamedTuple):
     """The arrivals of requests: by the workload's own plan, unless one of the two is given.
 
     Attributes:
@@ -79,7 +76,6 @@ class Load:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, draw, and save the result; return 1 if a request failed."""
     args = read_arguments(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending our server
     gc.freeze()  # the client's own pauses are no gaps of the server's
     with target_server(args) as (url, own):
         result = asyncio.run(measure(args, url, own))
@@ -155,8 +151,7 @@ async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> 
     else:
         result = target | await measure_loads(args, url)
         print(f"\n`{title_of(args)}`\n\n{load_table(result)}")
-    if not args.quick:
-        save(args.name or f"serving-{args.workload}", result, args.out)
+    save(args.name or f"serving-{args.workload}", result, args)
     return result
 
 
@@ -180,13 +175,13 @@ async def measure_loads(args: argparse.Namespace, url: str) -> dict[str, Any]:
         draw(args, runs, last)
     return {
         "workload": describe_workload(args),
-        "runs": [{**asdict(load), "runs": found, "spread": combine(found)} for load, found in runs.items()],
+        "runs": [{**load._asdict(), "runs": found, "spread": combine(found)} for load, found in runs.items()],
     }
 
 
 def draw(args: argparse.Namespace, runs: Mapping[Load, list[dict[str, Any]]], last: list[RequestResult]) -> None:
     """Draw the sweep over several loads, or every request of the `last` run of one."""
-    from infer_bench.serving.plots import plot_sweep, plot_timeline  # noqa: PLC0415 - imports matplotlib
+    from infer_bench.plots import plot_sweep, plot_timeline  # noqa: PLC0415 - imports matplotlib
 
     path = args.out / f"serving-{args.workload}.png"
     if len(runs) > 1:
@@ -317,7 +312,7 @@ def workloads_table(result: Mapping[str, Any]) -> str:
 
 def load_table(result: Mapping[str, Any]) -> str:
     """Return a column for each load of a result, as its JSON file has it, and what a reader must know about it."""
-    return report({Load(rate=each["rate"], concurrency=each["concurrency"]): each["runs"] for each in result["runs"]})
+    return report({Load(each["rate"], each["concurrency"]): each["runs"] for each in result["runs"]})
 
 
 def report(runs: dict[Load, list[dict[str, Any]]]) -> str:
