@@ -43,12 +43,6 @@ def test_a_round_times_every_kind_of_step_and_its_stages_are_the_step() -> None:
         assert sum(value for stage, value in times.items() if stage != "step") == pytest.approx(times["step"])
 
 
-def test_only_steps_after_every_prompt_are_timed() -> None:
-    """Of prompts that fill several steps, the first ones decode while the last ones are computed."""
-    found = run_apart(ROOT, Plan(batches=(64,), contexts=(4000,), num_steps=1))
-    assert found["microseconds"].keys() == {"64 x 4,000 tokens, greedy", "64 x 4,000 tokens, top-p"}
-
-
 def test_steps_make_the_same_calls_whatever_the_context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each request fills one block in so many steps, so the sum over them is that of any others."""
     contexts = (100, 1500)
@@ -81,11 +75,6 @@ def test_steps_that_are_captured_and_not_replayed_are_an_error(tmp_path: Path) -
         core = build(write_config(SHAPE, tmp_path), Plan(batches=(2,), contexts=(80,)))
         with pytest.raises(RuntimeError, match="3 decode steps replayed 0 captures"):
             decode(core, itertools.count(), 2, 80, SAMPLINGS["greedy"], Captures(num_steps=1), num_steps=3)
-
-
-def test_a_round_that_fails_says_why() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)exit code 1:.*ValueError: max\(\)"):
-        run_apart(ROOT, Plan(batches=(), num_steps=1))
 
 
 def test_a_step_in_which_not_all_requests_decode_counts_for_nothing(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ COLUMNS: Columns = {
     ),
     "ratio": "{ratio:.2f}",
 }
-"""Of a comparison: medians, and how many times faster ours is than the fastest naive form."""
+"""Columns of a comparison: medians, and how many times faster ours is than the fastest naive form."""
 Caches = list[tuple[Tensor, Tensor]]
 
 

@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -115,14 +114,8 @@ async def serve(step_s: float) -> None:
         await engine.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NullServer:
-    """A running server.
-
-    Attributes:
-        url: where it listens.
-        process: its process.
-    """
+class NullServer(NamedTuple):
+    """A running server: where it listens, and its process."""
 
     url: str
     process: psutil.Process
