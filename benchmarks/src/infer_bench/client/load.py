@@ -116,14 +116,16 @@ async def run_workload(
             return await _open_loop(client, workload, bar.update)
 
 
-def whole(results: Sequence[RequestResult]) -> Sequence[RequestResult]:
-    """Return results of which none has failed.
+def whole(results: Sequence[RequestResult], workload: Workload) -> Sequence[RequestResult]:
+    """Return the results of a workload.
 
     Raises:
-        RuntimeError: one has.
+        RuntimeError: a request failed, or its answer has another length than was asked for.
     """
-    if failed := [result.error for result in results if result.error]:
-        raise RuntimeError(f"{len(failed)} requests failed, the first one so: {failed[0]}")
+    for request, result in zip(workload.requests, results, strict=True):
+        if result.error is not None or result.num_tokens != request.max_tokens:
+            counted = f"{result.num_tokens} tokens came of {request.max_tokens}"
+            raise RuntimeError(f"{workload.name}: {result.error or counted}")
     return results
 
 

@@ -26,7 +26,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -42,6 +41,8 @@ from infer_bench.shapes import NO_DRAFTS, QWEN3_06B, Shape, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import Abort, Submit
+from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.checks.graph_check import GraphChecker
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_models import CausalLM
 from infer_proofs.kernels.compiled.ahead_of_time import compile_only
@@ -87,17 +88,12 @@ Times = dict[str, float]
 
 @dataclass(slots=True)
 class Captures:
-    """The steps captured in a round, unchecked.
-
-    Attributes:
-        num_steps: captured shapes of steps; 0 at a commit that captures none.
-        num_replays: number of replays of steps and of choices of tokens, so far.
-        refusal: None, as no check refuses any; an engine asks.
-    """
+    """The steps captured in a round, unchecked, and the replays of steps and of choices of tokens so far."""
 
     num_steps: int = 0
     num_replays: int = 0
     refusal: None = None
+    """No check refuses any; an engine asks."""
 
     def __str__(self) -> str:
         """Return one line for `EngineInfo`."""
@@ -225,33 +221,33 @@ def small_zeros(*shape: Any, **named: Any) -> Tensor:
     return made.zero_() if made.numel() <= MAX_READ_ELEMENTS else made
 
 
+class _Nothing:
+    """Stands for a GPU's graphs: a capture computes nothing, and a replay counts itself."""
+
+    captures = Captures()
+
+    def __init__(self, device: torch.device) -> None:
+        del device
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        del compute
+        return self.replay
+
+    def replay(self) -> None:
+        self.captures.num_replays += 1
+
+    def wait(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+    def free_bytes(self) -> int:
+        return 0
+
+
 @contextmanager
 def replays_that_do_nothing() -> Iterator[Captures]:
-    """Let an engine capture its steps without checking them, where its commit captures steps; yields what it has."""
-    captures = Captures()
-    try:
-        graphs: Any = import_module("infer_engine.model_runner.graphs.gpu_graphs")
-    except ImportError:
-        yield captures
-        return
-
-    class Nothing:
-        def __init__(self, device: torch.device) -> None:
-            del device
-
-        def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-            del compute
-            return replay
-
-        def wait(self, timeout_s: float) -> bool:
-            del timeout_s
-            return True
-
-        def free_bytes(self) -> int:
-            return 0
-
-    def replay() -> None:
-        captures.num_replays += 1
+    """Let an engine capture its steps without checking them; yields what it has captured and replayed."""
+    captures = _Nothing.captures = Captures()
 
     def capture_all(checker: Any, shapes: Iterable[Any]) -> Captures:
         for shape in shapes:
@@ -260,8 +256,8 @@ def replays_that_do_nothing() -> Iterator[Captures]:
         return captures
 
     with (
-        patch.dict(graphs.GRAPH_CAPTURES, {"cpu": Nothing}),
-        patch.object(graphs.GraphChecker, "capture_all", capture_all),
+        patch.dict(gpu_graphs.GRAPH_CAPTURES, {"cpu": _Nothing}),
+        patch.object(GraphChecker, "capture_all", capture_all),
     ):
         yield captures
 
@@ -319,7 +315,7 @@ def decode(
     replays_before = captures.num_replays
     steps = [timed_step(core, num_seqs) for _ in range(num_steps)]
     num_replays = captures.num_replays - replays_before
-    if captures.num_steps and num_replays != 2 * num_steps:
+    if num_replays != 2 * num_steps:
         raise RuntimeError(f"{num_steps} decode steps replayed {num_replays} captures, not a step and a choice each")
     for request_id in request_ids:
         core.handle(Abort(request_id=request_id))

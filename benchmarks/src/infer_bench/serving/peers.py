@@ -45,7 +45,7 @@ from typing import Any
 import httpx
 
 from infer_bench.agreement import compare_texts
-from infer_bench.client.load import RequestResult, run_workload
+from infer_bench.client.load import RequestResult, run_workload, whole
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import argument_parser, in_turns, medians, save, table
@@ -245,19 +245,10 @@ def _is_ready(client: httpx.Client) -> bool:
     return False
 
 
-async def ask(url: str, workload: Workload) -> list[RequestResult]:
-    """Send all requests at once and wait for every answer, whole.
-
-    Raises:
-        RuntimeError: a request failed, or its answer has another length than was asked for.
-    """
+async def ask(url: str, workload: Workload) -> Sequence[RequestResult]:
+    """Send all requests at once and wait for every answer, whole."""
     model, _ = served_model(await describe(url, headers={}))
-    results = await run_workload(url, workload, model=model, progress=False)
-    for request, result in zip(workload.requests, results, strict=True):
-        if result.error is not None or result.num_tokens != request.max_tokens:
-            counted = f"{result.num_tokens} tokens came of {request.max_tokens}"
-            raise RuntimeError(f"{workload.name}: {result.error or counted}")
-    return results
+    return whole(await run_workload(url, workload, model=model, progress=False), workload)
 
 
 def take_turn(url: str, contents: str, scale: float) -> Turn:

@@ -83,7 +83,7 @@ def take_turn(load: str, policy: str, num_requests: int | None, number: int) -> 
     options = server_options(CPU, SHAPE)["chunked"] | options | {"scheduler_policy": policy}
     with serving(flags_of(options), shape=SHAPE) as server:
         asyncio.run(run_workload(server.url, warm_up, progress=False))
-        results = whole(asyncio.run(run_workload(server.url, workload)))
+        results = whole(asyncio.run(run_workload(server.url, workload)), workload)
     return metrics_of(
         results, [each for request, each in zip(workload.requests, results, strict=True) if request.priority]
     )

@@ -78,7 +78,7 @@ def take_turn(workload: Workload, policy: str, *, num_replicas: int, shape: str 
     }
     with serving(flags_of(options), shape=shape) as server:
         asked = run_workload(server.url, workload, max_concurrency=OPEN_PER_REPLICA * num_replicas)
-        results = whole(asyncio.run(asked))
+        results = whole(asyncio.run(asked), workload)
     num_prompt_tokens = sum(each.num_prompt_tokens for each in results)
     return {
         "prefix hits": sum(each.num_cached_tokens for each in results) / num_prompt_tokens,
