@@ -12,10 +12,7 @@ import pytest
 from infer_bench.client.workloads import WORKLOADS, make_workload
 from infer_bench.serving.ablation import (
     METRICS,
-    caps_table,
-    chunks_table,
     draw_ladder,
-    latency_table,
     main,
     measure,
     report,
@@ -267,16 +264,3 @@ def test_report_is_made_of_a_saved_result_and_says_what_did_not_hold(tmp_path: P
     assert "| 256 | 8 | 128 | 16 |" in text
     draw_ladder(result, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.covers("experiments/by-chunk-size", "workloads/latency")
-def test_tables_have_p50_and_p99_of_every_workload_chunk_and_cap() -> None:
-    result = as_saved(GOOD)
-    head, _, *rows = latency_table(result).splitlines()
-    assert all(f"{name} P{percent}" in head for name in ("TTFT", "ITL") for percent in (50, 99))
-    assert len(rows) == sum(len(names) for step, names in RUNS.items() if step in STEPS)
-    assert all(any(row.startswith(f"| `{name}` | {STEPS['beside']} | 100/s") for row in rows) for name in WORKLOADS)
-    sizes = [row.split(" | ")[:2] for row in chunks_table(result).splitlines()[2:]]
-    assert sizes == [["| 128", "64"], ["| 256", "128"], ["| 512", "256"], ["| 1024", "512"], ["| 2048", "1024"]]
-    caps = [row.split(" | ")[:2] for row in caps_table(result).splitlines()[2:]]
-    assert caps == [[f"| {what}", count] for what in ("whole prompts", "chunks") for count in ("as many as fit", "one")]

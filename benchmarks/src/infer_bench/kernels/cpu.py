@@ -207,15 +207,8 @@ def compare_experts(*, layers: int, rounds: int) -> list[dict[str, Any]]:
         ours, naive = partial(mix, x, packed, choices), partial(mix_naively, x, weights, choices)
         torch.testing.assert_close(ours(), naive(), atol=0.02, rtol=0.05)
         read_bytes = expert_bytes * sum(len(set(choice.expert_ids.flatten().tolist())) for choice in choices)
-        found.append(
-            alternate(
-                f"experts, {rows} token{'s' if rows > 1 else ''}",
-                gigabytes=read_bytes / 1e9,
-                ours=ours,
-                naive={"F.linear": naive},
-                rounds=rounds,
-            )
-        )
+        name = f"experts, {rows} token{'s' if rows > 1 else ''}"
+        found.append(alternate(name, gigabytes=read_bytes / 1e9, ours=ours, naive={"F.linear": naive}, rounds=rounds))
     return found
 
 

@@ -57,12 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{args.shape}, {args.requests} requests, {num_tokens(params)} tokens, x{args.scale:g} lengths\n")
     print(short_table(result, ceiling=args.requests))
     save(f"concurrency-{args.shape}", result, args)
-    return 0 if args.quick else judge([limit(ratio)])  # so short that another program decides
-
-
-def limit(ratio: float) -> Limit:
-    """Return the limit of the ratio of the two throughputs."""
-    return Limit(what="throughput together over one by one", value=ratio, least=1.0)
+    limit = Limit(what="throughput together over one by one", value=ratio, least=1.0)
+    return 0 if args.quick else judge([limit])  # so short that another program decides
 
 
 def num_tokens(params: Sequence[SamplingParams]) -> int:

@@ -17,10 +17,11 @@ is 1.
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from infer_bench.limits import Limit, judge
 from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save, seconds_of
@@ -52,20 +53,13 @@ _TOOL = Tool(
     description="Open a file by its name.",
     parameters={"type": "object", "properties": {"file_name": {"type": "string"}}, "required": ["file_name"]},
 )
-_RECORD = {
-    "type": "object",
-    "properties": {
-        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 9_999},
-        "preferred_delivery_address": {"type": "string", "maxLength": 24},
-        "subscription_renewal_is_automatic": {"type": "boolean"},
-        "last_successful_payment_amount": {"type": "integer", "minimum": 0, "maximum": 9_999},
-    },
-    "required": [
-        *("customer_identification_number", "preferred_delivery_address"),
-        *("subscription_renewal_is_automatic", "last_successful_payment_amount"),
-    ],
-    "additionalProperties": False,
+_FIELDS = {
+    "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 9_999},
+    "preferred_delivery_address": {"type": "string", "maxLength": 24},
+    "subscription_renewal_is_automatic": {"type": "boolean"},
+    "last_successful_payment_amount": {"type": "integer", "minimum": 0, "maximum": 9_999},
 }
+_RECORD = {"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}
 _SCHEMA = json.dumps({"type": "array", "items": _RECORD, "minItems": 3, "maxItems": 5})
 _ASK_FOR_RECORDS: list[Message] = [{"role": "user", "content": "Invent three customers, as JSON records."}]
 
@@ -110,13 +104,9 @@ _PREDICTIONS: dict[float, str] = {}
 
 def write_json(llm: LLM, params: SamplingParams, salt: str) -> Answers:
     """Write records by a schema."""
-    held = SamplingParams(
-        temperature=params.temperature,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        structured_outputs=StructuredOutputs(json=_SCHEMA),
+    return chat([_ASK_FOR_RECORDS])(
+        llm, msgspec.structs.replace(params, structured_outputs=StructuredOutputs(json=_SCHEMA)), salt
     )
-    return chat([_ASK_FOR_RECORDS])(llm, held, salt)
 
 
 WORKLOADS: Mapping[str, Run] = {
@@ -134,9 +124,7 @@ def propose_us(answer: Sequence[int]) -> float:
     proposer, known, times = SuffixProposer(), list[int](), []
     for token_id in answer:
         known.append(token_id)
-        started = time.perf_counter()
-        proposer.propose(known, 16)
-        times.append(1e6 * (time.perf_counter() - started))
+        times.append(1e6 * seconds_of(lambda: proposer.propose(known, 16)))
     return statistics.median(times)
 
 
