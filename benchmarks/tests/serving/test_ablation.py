@@ -12,6 +12,7 @@ import pytest
 from infer_bench.client.workloads import WORKLOADS, make_workload
 from infer_bench.serving.ablation import (
     METRICS,
+    choose_pairs,
     draw_ladder,
     main,
     measure,
@@ -143,6 +144,11 @@ def test_requests_of_the_batching_workload_arrive_faster_and_are_the_same() -> N
     assert slow.requests[-1].arrival_s == pytest.approx(4 * fast.requests[-1].arrival_s)
     mixed, single = plan(CPU, "llama-30m", "mixed"), plan(CPU, "llama-30m", ONE_BY_ONE)
     assert single == replace(mixed, name=ONE_BY_ONE, is_closed_loop=True)
+
+
+def test_steps_and_workloads_can_be_chosen() -> None:
+    assert choose_pairs() == {step: list(names) for step, names in RUNS.items()}
+    assert choose_pairs(["matched", "paged"], ["mixed"]) == {"paged": ["mixed"]}
 
 
 def test_dry_run_prints_servers_and_workloads_of_every_shape(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Runs the serving ladder: starts our server once a step, each with one switch more, and lets its workloads run on it.
 
     uv run infer-bench ablation --profile cpu
+    uv run infer-bench ablation --step paged --step chunked --workload chunked_prefill
     uv run infer-bench ablation --profile gpu --dry-run
 
 `ladder.py` has the steps and what each must show. Every claim is judged by the numbers, and the report says so where
@@ -93,6 +94,8 @@ CAPS = {
     "uncapped": ("chunks", "as many as fit"),
     "chunked": ("chunks", "one"),
 }
+Pairs = dict[str, list[str]]
+"""By step, the names of the workloads that run on it."""
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
 """By step, by workload: one summary a round."""
 Result = Mapping[str, Any]
@@ -103,15 +106,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quick = f"one round of the first {REQUESTS_OF_QUICK} requests of each workload"
     parser = argument_parser(__doc__, quick=quick, rounds=1)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
+    parser.add_argument("--workload", choices=(*WORKLOADS, ONE_BY_ONE), action="append", help="only these; not saved")
+    parser.add_argument("--step", choices=LABELS, action="append", help="only these; not saved")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     args = parser.parse_args(arguments)
     profile = PROFILES[args.profile]
     num_requests, rounds = (REQUESTS_OF_QUICK, 1) if args.quick else (None, args.rounds)
+    args.quick = bool(args.quick or args.step or args.workload)
+    pairs = choose_pairs(args.step, args.workload)
     for shape in profile.shapes:
-        print_plan(profile, shape, num_requests=num_requests)
+        print_plan(profile, shape, pairs, num_requests=num_requests)
         if args.dry_run:
             continue
-        result = result_of(profile, shape, measure_all(profile, shape, rounds=rounds, num_requests=num_requests))
+        runs = measure_all(profile, shape, pairs, rounds=rounds, num_requests=num_requests)
+        result = result_of(profile, shape, runs)
         print(report(result))
         name = f"ablation-{profile.name}" + ("" if len(profile.shapes) == 1 else f"-{shape}")
         save(name, result, args)
@@ -119,13 +127,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draw_ladder(result, args.out / f"{name}.png")
 
 
-def print_plan(profile: Profile, shape: str, *, num_requests: int | None = None) -> None:
+def choose_pairs(steps: Sequence[str] | None = None, workloads: Sequence[str] | None = None) -> Pairs:
+    """Return what runs: all of `RUNS`, or of the steps and the workloads that are named; no step without a workload."""
+    pairs = {
+        step: [name for name in names if not workloads or name in workloads]
+        for step, names in RUNS.items()
+        if not steps or step in steps
+    }
+    return {step: names for step, names in pairs.items() if names}
+
+
+def print_plan(profile: Profile, shape: str, pairs: Pairs, *, num_requests: int | None = None) -> None:
     """Print each server's flags and each workload's size."""
     print(f"# {profile.name}: {shape}, lengths, chunks and arrivals per second x{profile.scale:g}\n")
-    for step, options in server_options(profile, shape).items():
-        EngineConfig(**options)  # which refuses flags that contradict each other
-        print(f"{step:10} {', '.join(RUNS[step])}\n{'':10} infer-server {' '.join(flags_of(options))}")
-    for name in (*WORKLOADS, ONE_BY_ONE):
+    options = server_options(profile, shape)
+    for step, names in pairs.items():
+        EngineConfig(**options[step])  # which refuses flags that contradict each other
+        print(f"{step:10} {', '.join(names)}\n{'':10} infer-server {' '.join(flags_of(options[step]))}")
+    for name in dict.fromkeys(name for names in pairs.values() for name in names):
         workload = plan(profile, shape, name, num_requests=num_requests)
         assert workload.longest <= profile.max_seq_len
         num_prompt = sum(len(request.prompt) for request in workload.requests)
@@ -134,7 +153,7 @@ def print_plan(profile: Profile, shape: str, *, num_requests: int | None = None)
         print(f"{name:20} {over}, {num_prompt} tokens in, {num_new} out")
 
 
-def measure_all(profile: Profile, shape: str, *, rounds: int, num_requests: int | None = None) -> Runs:
+def measure_all(profile: Profile, shape: str, pairs: Pairs, *, rounds: int, num_requests: int | None = None) -> Runs:
     """Run each step's workloads on its server, of random weights; `rounds` times, each with other prompts.
 
     Every other round begins with the last step, so that a machine that grows slower is no step's loss.
@@ -145,12 +164,12 @@ def measure_all(profile: Profile, shape: str, *, rounds: int, num_requests: int 
     options = server_options(profile, shape)
 
     def turn(step: str, number: int) -> dict[str, dict[str, Any]]:
-        planned = [plan(profile, shape, name, contents=number, num_requests=num_requests) for name in RUNS[step]]
+        planned = [plan(profile, shape, name, contents=number, num_requests=num_requests) for name in pairs[step]]
         with serving(flags_of(options[step]), shape=shape) as server:
             return asyncio.run(measure(server.url, planned, warm_up=replace(warm_up, name="warm-up")))
 
-    turns = in_turns({step: partial(turn, step) for step in RUNS}, rounds=rounds, warm_up=0)
-    return {step: {name: [each[name] for each in found] for name in RUNS[step]} for step, found in turns.items()}
+    turns = in_turns({step: partial(turn, step) for step in pairs}, rounds=rounds, warm_up=0)
+    return {step: {name: [each[name] for each in found] for name in pairs[step]} for step, found in turns.items()}
 
 
 async def measure(url: str, workloads: Sequence[Workload], *, warm_up: Workload) -> dict[str, dict[str, Any]]:
