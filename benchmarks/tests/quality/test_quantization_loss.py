@@ -63,8 +63,8 @@ def test_the_loss_is_that_of_transformers_window_by_window(num_tokens: int, cont
 
 
 def test_losses_are_saved_with_their_ratios(play: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--text", str(play), "--quantization", "none", "--tokens", "100", "--out", str(tmp_path)]
-    assert quantization_loss.main(flags) == 0
+    flags = ["--model", "infer-demo", "--text", str(play), "--quantization", "none", "--tokens", "100"]
+    assert quantization_loss.main([*flags, "--out", str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "quantization-loss-demo.json").read_text())
     assert saved["num_tokens"] == 100
     assert saved["losses"]["none"]["ratio"] == 1.0
