@@ -13,9 +13,9 @@ import torch
 
 from infer_bench import first_light
 from infer_bench.first_light import STEPS, Step, main
-from infer_bench.processes import TIMED_OUT, run_limited
 from infer_bench.registry import BENCHMARKS
 from infer_bench.results import ROOT
+from infer_bench.server.processes import TIMED_OUT, run_limited
 
 START_A_CHILD = """
 import pathlib, subprocess, sys, time
@@ -32,7 +32,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "bad.py").write_text("print('lost the device'); raise SystemExit(3)")
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     made = {
-        name: Step(program=name, arguments="{out}/found.json", rehearsal="{out}/found.json", seconds=seconds)
+        name: Step(name, seconds, "{out}/found.json", "{out}/found.json")
         for name, seconds in (("good", 60), ("bad", 60), ("slow", 0.5))
     }
     monkeypatch.setattr(first_light, "STEPS", made)

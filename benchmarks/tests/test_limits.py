@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infer_bench.limits import Limit, judge
-from infer_bench.offline import concurrency, engine
+from infer_bench.offline import engine
 from infer_bench.serving import streaming, workloads
 
 FAST = [{"streams": 8, "tokens_per_s": 9000.0, "health_median_ms": 1.0, "health_max_ms": 49.0}]
@@ -42,11 +42,6 @@ def test_the_engine_benchmark_fails_where_a_step_is_too_slow(
     monkeypatch.setattr(engine, "RUNNING", (2,))
     monkeypatch.setattr(engine, "LIMIT_MS", limit_ms)
     assert engine.main(["--quick", "--threads", "1"]) == code
-
-
-def test_requests_together_must_be_as_fast_as_one_by_one() -> None:
-    assert judge([concurrency.limit(3.3)]) == 0
-    assert judge([concurrency.limit(0.99)]) == 1
 
 
 @pytest.mark.covers("workloads/limits")

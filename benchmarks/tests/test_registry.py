@@ -13,18 +13,15 @@ from infer_bench.results import ROOT, table
 from infer_bench.shapes import SHAPES
 
 SMOKE = {
-    "batching": ("", r"\| Continuous batching \| \d+"),
-    "concurrency": ("--shape llama-30m --requests 3 --alone 2", r"\| ratio \(ceiling 3\) \| [\d.]+"),
+    "concurrency": ("--shape llama-30m --requests 3 --alone 2", r"\| ratio \(3 is the ceiling .* \| [\d.]+"),
     "kv-cache": ("--heads 4 2 32", r"\| 2 \| 256 \| 16 \| \d+"),
     "policies": ("", r"\| arrivals \| `priority` \| [\d.]+/s \|"),
-    "prompt-cap": ("--cap 48", r"\| mixed x1, rate x1 \| 48 \|"),
     "routing": ("", r"\| prefix \| .*\| (1\.\d*[1-9]|[2-9])"),
-    "busy": ("", r"\| 1 \| 1 \| [\d.]+ \(1\.00\) \| [\d.]+ \(\d\.\d\d\)"),
     "steps": (
         "--rounds 1 --steps 2 --sequences 2 --beside 96 --profile",
         r"2 sequences beside 96 prompt tokens: kernels take \d+%",
     ),
-    "structured": ("--rows 2", r"(?s)\| free text \| [\d.]+ \(1\.000\).*first token, same grammar"),
+    "structured": ("--rows 2", r"(?s)\| free text \| [\d,.]+ \|.*The first token came after"),
     "speculation": ("--model infer-demo", r"\| together \| \d"),
     "turns": ("", r"\| in turns \| \d+ \|"),
     "text-side": ("", r"\| a call's arguments \| [\d.]+ \| [\d.]+ \|"),

@@ -9,8 +9,7 @@ where the margin between the best two candidates exceeds what rounding explains.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -18,21 +17,14 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
 """Margins, in standard deviations of the logits, below which rounding may decide."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedAnswer:
-    """Greedy tokens, and how sure each was.
-
-    Attributes:
-        token_ids: the answer.
-        margins: how far each token's logit exceeds the next best one, in standard deviations of the logits.
-    """
+class JudgedAnswer(NamedTuple):
+    """Greedy tokens, and how far each one's logit exceeds the next best, in standard deviations of the logits."""
 
     token_ids: list[int]
     margins: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenAgreement:
+class TokenAgreement(NamedTuple):
     """Tokens compared, up to the first difference of each answer.
 
     Attributes:
@@ -62,21 +54,9 @@ class TokenAgreement:
             f"{self.num_undecided_different} part at a margin below."
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The saved result."""
-        return asdict(self)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextAgreement:
-    """Texts compared, where margins are not known.
-
-    Attributes:
-        num_answers: answers compared.
-        num_same_answers: those that are the same to their end.
-        num_characters: number of characters of the first side's answers.
-        num_same_characters: those before the first difference.
-    """
+class TextAgreement(NamedTuple):
+    """Texts compared, where margins are not known: answers, and characters of the first side's before a difference."""
 
     num_answers: int
     num_same_answers: int
@@ -90,10 +70,6 @@ class TextAgreement:
             f"{_share(self.num_same_characters, self.num_characters)} of the characters come before a difference."
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The saved result."""
-        return asdict(self)
-
 
 def compare_tokens(ours: Sequence[list[int]], theirs: Sequence[JudgedAnswer], *, tolerance: float) -> TokenAgreement:
     """Compare answer by answer; `tolerance` is in standard deviations of the logits.
@@ -101,28 +77,23 @@ def compare_tokens(ours: Sequence[list[int]], theirs: Sequence[JudgedAnswer], *,
     Raises:
         ValueError: two answers are not of the same length.
     """
-    num_same = num_tokens = num_decided = num_contradictions = num_undecided_different = 0
+    seen: list[float] = []
+    at_differences: list[float] = []
     for own, judged in zip(ours, theirs, strict=True):
         if len(own) != len(judged.token_ids):
             raise ValueError(f"answers have {len(own)} and {len(judged.token_ids)} tokens; ask both for as many.")
-        length = _first_difference(own, judged.token_ids)
-        seen = judged.margins[: length + 1]
-        num_tokens += len(seen)
-        num_decided += sum(margin > tolerance for margin in seen)
-        if length == len(own):
-            num_same += 1
-        elif seen[-1] > tolerance:
-            num_contradictions += 1
-        else:
-            num_undecided_different += 1
+        length = _num_same(own, judged.token_ids)
+        seen += judged.margins[: length + 1]
+        at_differences += judged.margins[length : length + 1]
+    num_decided, num_wrong = (sum(margin > tolerance for margin in each) for each in (seen, at_differences))
     return TokenAgreement(
         tolerance=tolerance,
         num_answers=len(ours),
-        num_same_answers=num_same,
-        num_tokens=num_tokens,
+        num_same_answers=len(ours) - len(at_differences),
+        num_tokens=len(seen),
         num_decided=num_decided,
-        num_decided_same=num_decided - num_contradictions,
-        num_undecided_different=num_undecided_different,
+        num_decided_same=num_decided - num_wrong,
+        num_undecided_different=len(at_differences) - num_wrong,
     )
 
 
@@ -132,13 +103,13 @@ def compare_texts(ours: Sequence[str], theirs: Sequence[str]) -> TextAgreement:
     return TextAgreement(
         num_answers=len(pairs),
         num_same_answers=sum(own == other for own, other in pairs),
-        num_characters=sum(len(own) for own, _ in pairs),
-        num_same_characters=sum(_first_difference(own, other) for own, other in pairs),
+        num_characters=sum(map(len, ours)),
+        num_same_characters=sum(_num_same(own, other) for own, other in pairs),
     )
 
 
-def _first_difference(left: Sequence[object], right: Sequence[object]) -> int:
-    """Return how many items come before it, all of the shorter one's if there is none."""
+def _num_same(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return how many items come before the first difference, all of the shorter one's if there is none."""
     length = min(len(left), len(right))
     return next((index for index in range(length) if left[index] != right[index]), length)
 

@@ -15,18 +15,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from infer_bench.processes import TIMED_OUT, run_limited
 from infer_bench.results import RESULTS, ROOT, current_commit, table
+from infer_bench.server.processes import TIMED_OUT, run_limited
 
 NUM_LOG_LINES = 200
 """The last ones of a step's output, which are saved."""
 DECODES = "steps --device cuda --shape llama-3.2-3b"
+IDLE = "--profile --most-idle 0.05"
+REQUESTS = "--requests 256 --lengths 100 1024 --alone 4"
+LOADS = "--concurrency 1 64 --no-progress"
 TESTS = "packages/infer-kernels/tests/gpu packages/infer-engine/tests/gpu"
 PYTEST = "-q -m gpu -p no:benchmark"
 """Without a plugin that a machine may have, and that refuses several processes."""
@@ -34,80 +36,58 @@ TESTS_ALONE = "tests/gpu"
 """Tests that time requests or measure the device's memory: nothing else may use it beside them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """One command.
 
     Attributes:
         program: the module that runs it.
+        seconds: that it may take.
         arguments: command-line arguments of the module; `{out}` is a folder for JSON, all of which is saved.
         rehearsal: what it gets on a CPU.
-        seconds: that it may take.
         num_threads: threads of torch on the CPU in each process; None: its own choice.
     """
 
     program: str
+    seconds: float
     arguments: str
     rehearsal: str
-    seconds: float
     num_threads: int | None = None
 
 
 STEPS = {
     "doctor": Step(
-        program="infer_server",
-        arguments="doctor --timeout 180 --out {out}/doctor.json",
-        rehearsal="doctor --device cpu --out {out}/doctor.json",
-        seconds=210,
+        *("infer_server", 210, "doctor --timeout 180 --out {out}/doctor.json"),
+        "doctor --device cpu --out {out}/doctor.json",
     ),
     "tests": Step(
-        program="pytest",
-        arguments=f"{PYTEST} --numprocesses 6 {TESTS}",
-        rehearsal=f"-q -m 'not full' {TESTS}",
-        seconds=420,
+        *("pytest", 420, f"{PYTEST} --numprocesses 6 {TESTS}", f"-q -m 'not full' {TESTS}"),
         num_threads=1,  # references compute on the CPU, where all threads of six processes would wait for each other
     ),
-    "tests alone": Step(
-        program="pytest",
-        arguments=f"{PYTEST} {TESTS_ALONE} benchmarks/tests",
-        rehearsal=f"-q -m 'not full' {TESTS_ALONE}",
-        seconds=120,
-    ),
-    "kernels": Step(
-        program="infer_bench",
-        arguments="kernels-gpu --out {out}",
-        rehearsal="kernels-gpu --quick",
-        seconds=150,
-    ),
+    "tests alone": Step("pytest", 120, f"{PYTEST} {TESTS_ALONE} benchmarks/tests", f"-q -m 'not full' {TESTS_ALONE}"),
+    "kernels": Step("infer_bench", 150, "kernels-gpu --out {out}", "kernels-gpu --quick"),
     "one sequence": Step(
-        program="infer_bench",
-        arguments=f"{DECODES} --sequences 1 --least-read-share 0.75 --profile --most-idle 0.05 --out {{out}}",
-        rehearsal="steps --quick --sequences 1 --profile",
-        seconds=100,
+        *(
+            "infer_bench",
+            100,
+            f"{DECODES} --sequences 1 --least-read-share 0.75 --profile --most-idle 0.05 --out {{out}}",
+        ),
+        "steps --quick --sequences 1 --profile",
     ),
     "many sequences": Step(
-        program="infer_bench",
-        arguments=f"{DECODES} --sequences 64 256 --least-read-share 0.85 --profile --out {{out}}",
-        rehearsal="steps --quick --sequences 4",
-        seconds=100,
+        *("infer_bench", 100, f"{DECODES} --sequences 64 256 --least-read-share 0.85 --profile --out {{out}}"),
+        "steps --quick --sequences 4",
     ),
     "kernel by kernel": Step(
-        program="infer_bench",
-        arguments=f"{DECODES} --sequences 1 64 256 --eager --out {{out}}",
-        rehearsal="steps --quick --sequences 1 --eager",
-        seconds=100,
+        *("infer_bench", 100, f"{DECODES} --sequences 1 64 256 --eager --out {{out}}"),
+        "steps --quick --sequences 1 --eager",
     ),
     "throughput": Step(
-        program="infer_bench",
-        arguments="concurrency --device cuda --shape qwen3-0.6b --requests 256 --lengths 100 1024 --alone 4 --out {out}",  # noqa: E501 - a command
-        rehearsal="concurrency --quick --shape llama-30m --alone 4",
-        seconds=120,
+        *("infer_bench", 120, f"concurrency --device cuda --shape qwen3-0.6b {REQUESTS} --out {{out}}"),
+        "concurrency --quick --shape llama-30m --alone 4",
     ),
     "server": Step(
-        program="infer_bench",
-        arguments="serving --shape llama-3.2-3b --concurrency 1 64 --no-progress --out {out} --serve --device cuda",
-        rehearsal="serving --quick --no-progress --out {out}",
-        seconds=180,
+        *("infer_bench", 180, f"serving --shape llama-3.2-3b {LOADS} --out {{out}} --serve --device cuda"),
+        "serving --quick --no-progress --out {out}",
     ),
 }
 """What runs, in order: what comes first also compiles kernels for what comes later."""

@@ -2,20 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from infer_bench.results import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A number that must not be above `most`, nor below `least`.
-
-    Attributes:
-        what: it is, with where it was found.
-        value: that was measured.
-        unit: unit of all three numbers.
-        most: None: no upper limit.
-        least: None: no lower limit.
-    """
+    """A number, with its unit, that must not be above `most`, nor below `least`."""
 
     what: str
     value: float
@@ -45,18 +40,19 @@ def judge(limits: Sequence[Limit]) -> int:
     return 1 if missed else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A line of a table of findings.
+class Finding(NamedTuple):
+    """A line of a table: what was looked at, the result, what it must be and whether it is; any will do if empty."""
 
-    Attributes:
-        what: what was measured or compared.
-        found: the result, with its unit.
-        wanted: what the result must be; empty if any result will do.
-        holds: whether the result is as wanted; None if any result will do.
-    """
-
-    what: str = field(kw_only=False)
-    found: str = field(kw_only=False)
+    what: str
+    found: str
     wanted: str = ""
     holds: bool | None = None
+
+
+FINDINGS: Columns = {
+    "what": "{what}",
+    "found": "{found}",
+    "wanted": "{wanted}",
+    "holds": lambda row: {None: "", True: "yes", False: "**no**"}[row["holds"]],
+}
+"""Columns of the table of findings, as dictionaries."""

@@ -12,8 +12,6 @@ BENCHMARKS = {
         "offline.host_step",
         "the host's time of a step on a GPU's path, without the model",
     ),
-    "prompt-cap": ("offline.prompt_cap", "what the cap on prompt tokens beside decodes costs and gives"),
-    "batching": ("offline.batching", "static and continuous batching of the same arrivals, step by step; no model"),
     "concurrency": ("offline.concurrency", "16 requests together against one by one"),
     "speculation": ("offline.speculation", "the same requests with draft tokens and without"),
     "turns": ("offline.turns", "what later turns of a conversation compute, of a model with states"),
@@ -40,13 +38,9 @@ BENCHMARKS = {
     "kernels-gpu": ("kernels.gpu", "the kernels on a GPU, as shares of what it can do"),
     "kv-cache": ("kernels.kv_cache", "attention on a CPU over int8 keys and values, beside bf16"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
-    "prefill-configs": (
-        "kernels.prefill_configs",
-        "prefill attention's tile shapes: the compiler's facts, rates on a GPU",
-    ),
-    "busy": ("offline.busy", "two threads against one, beside processes that keep the CPU busy"),
+    "prefill-configs": ("kernels.tiles", "prefill attention's tile shapes: the compiler's facts, rates on a GPU"),
     "product-configs": (
-        "kernels.product_configs",
+        "kernels.tiles:main_of_products",
         "tile shapes of invariant products and of experts: the compiler's facts, rates on a GPU",
     ),
     "first-light": (

@@ -92,14 +92,10 @@ def test_arrivals_are_a_burst_even_or_poisson() -> None:
 
 
 @pytest.mark.covers("workloads/workloads")
-def test_chunked_prefill_has_three_long_prompts_to_a_short_one() -> None:
+def test_chunked_prefill_is_mostly_long_and_prefix_caching_shares_exactly_its_prefix() -> None:
     lengths = [len(r.prompt) for r in make_workload("chunked_prefill", vocab_size=9, num_requests=1000).requests]
     assert all(64 <= length <= 128 or 1024 <= length <= 2048 for length in lengths)
     assert sum(length > 128 for length in lengths) / 1000 == pytest.approx(0.75, abs=0.05)
-
-
-@pytest.mark.covers("workloads/workloads")
-def test_prefix_caching_shares_exactly_its_prefix() -> None:
     first, second = make_workload("prefix_caching", vocab_size=50_000).requests[:2]
     assert first.prompt[:1024] == second.prompt[:1024]
     assert first.prompt[1024:1056] != second.prompt[1024:1056]
@@ -158,20 +154,15 @@ async def test_every_token_of_our_server_is_timed_and_counted() -> None:
         assert index * 0.01 <= one.arrival_s <= one.sent_s <= one.token_times_s[0] <= one.ended_s
 
 
-async def test_requests_are_as_planned() -> None:
-    engine = FakeEngine()
-    async with running_server(engine) as url:
-        await run_workload(url, planned(0), model="fake-model", progress=False)
-    [exact] = engine.requests
-    assert (exact.prompt, exact.priority) == ([5, 6, 7, 8], 0)
-    assert (exact.params.max_tokens, exact.params.temperature, exact.params.ignore_eos) == (3, 0, True)
-
-
-async def test_an_urgent_request_says_so() -> None:
+async def test_requests_are_as_planned_and_urgent_ones_say_so() -> None:
     engine, workload = FakeEngine(), planned(0)
     async with running_server(engine) as url:
-        await run_workload(url, with_urgent(replace(workload, requests=4 * workload.requests)), progress=False)
+        urgent = with_urgent(replace(workload, requests=4 * workload.requests))
+        await run_workload(url, urgent, model="fake-model", progress=False)
     assert sorted(request.priority for request in engine.requests) == [URGENT, 0, 0, 0]
+    asked = engine.requests[0]
+    assert asked.prompt == [5, 6, 7, 8]
+    assert (asked.params.max_tokens, asked.params.temperature, asked.params.ignore_eos) == (3, 0, True)
 
 
 @pytest.mark.covers("workloads/arrivals")

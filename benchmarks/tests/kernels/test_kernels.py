@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from infer_bench.kernels import cpu, gpu, prefill_configs, product_configs, report
+from infer_bench.kernels import cpu, gpu, report, tiles
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import all_cases
 from infer_bench.kernels.gpu import other_bits, run_cases
-from infer_bench.kernels.main_loops import main_loop_cases
 
 BENCH = Bench(torch.device("cpu"), dry=True)
 
@@ -47,7 +46,7 @@ def test_kernel_report_has_a_row_for_each_configuration(capsys: pytest.CaptureFi
 
 def test_prefill_candidates_are_described_and_the_one_that_ships_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     shapes = ["--shape", "128", "64", "8", "--shape", "256", "64", "8"]
-    prefill_configs.main(["--arch", "90", "--head-dim", "128", *shapes, "--stages", "3"])
+    tiles.main(["--arch", "90", "--head-dim", "128", *shapes, "--stages", "3"])
     printed = capsys.readouterr().out
     (shipped,) = [line for line in printed.splitlines() if "128 x 64 *" in line]
     assert [cell.strip() for cell in shipped.split("|")[-5:-1]] == ["1", "8", "wgmma", "TMA"]
@@ -55,7 +54,7 @@ def test_prefill_candidates_are_described_and_the_one_that_ships_is_marked(capsy
 
 
 def test_product_candidates_are_described_and_take_the_place_of_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
-    product_configs.main(
+    tiles.main_of_products(
         ["--arch", "90", "--shape", "128", "128", "64", "8", "3", "--shape", "256", "256", "64", "8", "4"]
     )
     candidate, too_large = capsys.readouterr().out.split("| 256 x 256", maxsplit=1)
@@ -84,9 +83,3 @@ def test_cpu_benchmark_of_experts_reads_those_that_are_chosen(monkeypatch: pytes
     bytes_of_expert = 3 * 64 * 32 * 2
     assert comparisons[0]["gigabytes"] == pytest.approx(2 * cpu.EXPERTS_PER_TOKEN * bytes_of_expert / 1e9)
     assert comparisons[2]["gigabytes"] == pytest.approx(2 * 8 * bytes_of_expert / 1e9)
-
-
-def test_main_loops_are_of_kernels_that_ship() -> None:
-    ops = {case.op for case in main_loop_cases()}
-    assert {"paged_decode", "paged_prefill", "linear_quantized", "fused_moe_quantized", "linear_argmax"} <= ops
-    assert len(list(main_loop_cases())) < 60

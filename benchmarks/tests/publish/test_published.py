@@ -12,7 +12,6 @@ from infer_bench.publish.check import (
     picture_problems,
     problem_of,
     result_problems,
-    sections_of,
     typed_problems,
 )
 from infer_bench.publish.declared import Result
@@ -21,7 +20,6 @@ from infer_bench.publish.tree import has_history
 from infer_bench.registry import BENCHMARKS, main
 
 OWN = [result for result in RESULTS if not result.elsewhere]
-MOST_MINUTES = 75
 RATES = """# Rates
 
 <!-- published: concurrency/short -->
@@ -98,10 +96,6 @@ def test_a_number_outside_markers_is_found(page: Path, text: str) -> None:
     assert "`# Rates`" in problem
 
 
-def test_sections_are_divided_at_headings() -> None:
-    assert list(sections_of("a\n# B\nc\n## D\n")) == [("", "a\n"), ("# B", "\nc\n"), ("## D", "\n")]
-
-
 @pytest.mark.covers("workloads/published-commits")
 @pytest.mark.parametrize(
     ("facts", "wanted"),
@@ -120,7 +114,7 @@ def test_a_result_is_of_a_known_commit_and_of_its_command(
     monkeypatch.setattr(render, "RESULTS_FOLDER", tmp_path)
     monkeypatch.setattr("infer_bench.publish.check.has_history", lambda: True)
     monkeypatch.setattr("infer_bench.publish.check.is_ancestor", lambda commit: commit == "0123456789ab")
-    result = Result(name="engine", command="infer-bench engine", minutes=1)
+    result = Result("engine", "infer-bench engine", 1)
     assert "missing" in problem_of(result)
     environment = {"commit": "0123456789ab", "command": result.command} | facts
     render.save("engine", {"environment": environment})
@@ -136,10 +130,7 @@ def test_names_are_declared_once_and_sources_are_results() -> None:
     results = {result.name for result in RESULTS}
     assert {source for table in TABLES for source in table.sources} | {each.source for each in PICTURES} <= results
     assert all(result.command and result.minutes for result in OWN)
-
-
-def test_all_commands_together_take_about_an_hour() -> None:
-    assert sum(result.minutes for result in OWN) <= MOST_MINUTES
+    assert sum(result.minutes for result in OWN) <= 75  # about an hour
 
 
 @pytest.mark.parametrize("result", OWN, ids=lambda result: result.name)

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from infer_bench.cpu_facts import cpu_facts
 from infer_bench.publish import render, run, tree
-from infer_bench.publish.commands import Checkpoints, published, run_command, words_of
 from infer_bench.publish.declared import Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in, without_marked
-from infer_bench.publish.tables.words import machine, measured_on
-from infer_bench.results import COMMIT_VARIABLE, ROOT, current_commit
+from infer_bench.publish.run import published, words_of
+from infer_bench.publish.words import machine, measured_on
+from infer_bench.results import IMAGES, ROOT, cpu_facts
 
 COMMIT = "0123456789ab"
-GOOD = Result(name="batching", command="infer-bench batching --seed 3", minutes=0.1)
-BAD = Result(name="engine", command="infer-bench engine --steps nonsense", minutes=0.1)
+GOOD, BAD = Result("engine", "infer-bench engine", 0.1), Result("structured", "infer-bench structured", 0.1)
 BLOCK = "A\n<!-- published: x -->\nold\n<!-- /published -->\nB <!-- published: y -->1<!-- /published --> C\n"
 CPUINFO = (
     "processor : 0\nvendor_id : AuthenticAMD\ncpu family : 26\nmodel name : AMD EPYC\nflags : avx2 avx512f {more}\n\n"
@@ -85,119 +83,99 @@ def test_a_result_names_the_cpu_its_generation_and_its_instructions(
 # Running
 
 
-def test_commands_get_a_checkpoint_and_a_folder_for_their_result(tmp_path: Path) -> None:
+def test_commands_get_a_checkpoint_and_a_folder_for_their_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "llama-30m").mkdir()
-    result = Result(
-        name="x", command="infer-bench peers --model {checkpoint:llama-30m} --peer 'a=b {port} c'", minutes=1
-    )
-    words = words_of(result, Checkpoints(tmp_path), tmp_path / "out")
-    assert words[:6] == [sys.executable, "-m", "infer_bench", "peers", "--out", str(tmp_path / "out")]
-    assert words[6:] == ["--model", str(tmp_path / "llama-30m"), "--peer", "a=b {port} c"]
-
-
-def test_the_real_model_is_a_checkpoint_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr("infer_bench.quality.smollm.smollm_folder", lambda: tmp_path / "cache")
-    made = Checkpoints(tmp_path / "made")
-    command = made.fill("infer-bench serving --checkpoint {checkpoint:smollm2-135m-instruct}")
-    assert Path(command.split()[-1]) == made.folder / "smollm2-135m-instruct"
-    assert (made.folder / "smollm2-135m-instruct").resolve() == (tmp_path / "cache").resolve()
-
-
-def test_a_command_that_hangs_is_ended_with_what_it_started() -> None:
-    assert run_command([sys.executable, "-c", "import time; time.sleep(60)"], commit=COMMIT, timeout_s=0.2) == 124
-    assert run_command([sys.executable, "-c", "raise SystemExit(3)"], commit=COMMIT, timeout_s=30) == 3
-
-
-def test_commands_take_the_commit_of_the_publication(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COMMIT_VARIABLE, COMMIT)
-    assert current_commit() == COMMIT
-    program = f"import os; raise SystemExit(os.environ['{COMMIT_VARIABLE}'] != 'abc')"
-    assert run_command([sys.executable, "-c", program], commit="abc", timeout_s=30) == 0
+    command = (
+        "infer-bench peers --model {checkpoint:llama-30m} --peer 'a=b {port} c' {checkpoint:smollm2-135m-instruct}"
+    )
+    words = words_of(Result("x", command, 1), tmp_path, tmp_path / "out")
+    assert words[:6] == [sys.executable, "-m", "infer_bench", "peers", "--out", str(tmp_path / "out")]
+    assert words[6:-1] == ["--model", str(tmp_path / "llama-30m"), "--peer", "a=b {port} c"]
+    assert Path(words[-1]) == tmp_path / "smollm2-135m-instruct"
+    assert Path(words[-1]).resolve() == (tmp_path / "cache").resolve()
 
 
 def test_a_published_result_has_no_path_of_this_machine(tmp_path: Path) -> None:
     saved = {
         "environment": {"command": "infer-bench x --out /tmp/y", "commit": "a-dirty", "cores": 2},
-        "commands": {
-            "infer": f"{sys.executable} -m infer_server --model {tmp_path}/llama-30m",
-            "x": f"{ROOT}/README.md",
-        },
+        "commands": [f"{sys.executable} -m infer_server --model {tmp_path}/llama-30m", f"{ROOT}/README.md"],
     }
-    found = published(json.dumps(saved), GOOD, commit=COMMIT, load_before=0.126, checkpoints=tmp_path)
-    assert found["commands"] == {"infer": "python -m infer_server --model CHECKPOINTS/llama-30m", "x": "README.md"}
-    wanted = {"command": GOOD.command, "commit": COMMIT, "cores": 2, "load_average_before": 0.13}
-    assert found["environment"] == wanted
+    facts = {"command": "infer-bench x", "commit": COMMIT}
+    found = published(json.dumps(saved), facts, checkpoints=tmp_path)
+    assert found["commands"] == ["python -m infer_server --model CHECKPOINTS/llama-30m", "README.md"]
+    assert found["environment"] == {**facts, "cores": 2}
+
+
+SAVE = """
+import json, os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+facts = {"commit": os.environ["INFER_BENCH_COMMIT"], "command": "x"}
+(folder / "engine.json").write_text(json.dumps({"environment": facts, "seed": 3}))
+(folder / "engine.png").write_bytes(pathlib.Path(sys.argv[2]).read_bytes())
+"""
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for results and pictures; pages are left alone, and the tree has no changes."""
-    monkeypatch.setattr(render, "RESULTS_FOLDER", tmp_path)
-    monkeypatch.setattr(render, "IMAGES", tmp_path)
+    """Return a folder for results and pictures; pages are left alone, the tree has no changes, one command saves."""
+
+    def words(result: Result, _: Path, out: Path) -> list[str]:
+        return [sys.executable, "-c", SAVE if result is GOOD else "exit(2)", str(out), str(IMAGES / "soak.png")]
+
+    for module, name in ((render, "RESULTS_FOLDER"), (render, "IMAGES"), (run, "ROOT")):
+        monkeypatch.setattr(module, name, tmp_path)
     monkeypatch.setattr(render, "pages", list)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(render, "PICTURES", [Picture("engine.png", "engine")])
     monkeypatch.setattr(run, "changes", lambda **_: [])
-    monkeypatch.setattr(run, "problems", lambda: ["`batching`: is published; remove it from `STALE`"])
+    monkeypatch.setattr(run, "words_of", words)
+    monkeypatch.setattr(run, "problems", lambda: ["`engine`: is published; remove it from `STALE`"])
     return tmp_path
 
 
 @pytest.mark.covers("workloads/published-numbers")
 def test_a_command_that_fails_loses_nothing_of_the_others(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (results / "engine.json").write_text("kept")
+    (results / "structured.json").write_text("kept")
     assert run.publish([BAD, GOOD]) == 1
-    assert (results / "engine.json").read_text() == "kept"
-    found = json.loads((results / "batching.json").read_text())
+    assert (results / "structured.json").read_text() == "kept"
+    found = json.loads((results / "engine.json").read_text())
     assert found["seed"] == 3
     assert found["environment"]["command"] == GOOD.command
     assert found["environment"]["commit"] == tree.head_commit()
-    assert render.stamp_in(results / "batching.png") == render.stamp_of("batching")
+    assert render.stamp_in(results / "engine.png") == render.stamp_of("engine")
     printed = capsys.readouterr()
-    assert "[1 of 2, minute 0] engine: about 0.1 minutes, load average" in printed.out
-    assert "engine: exit code 2, and no result" in printed.err
-    assert "Left to do before this is committed:\n`batching`: is published" in printed.out
+    assert "[1 of 2, minute 0] structured: about 0.1 minutes, load average" in printed.out
+    assert "structured: exit code 2, and no result" in printed.err
+    assert "Left to do before this is committed:\n`engine`: is published" in printed.out
 
 
-def test_a_table_that_cannot_be_made_loses_nothing_of_the_others(
+def test_a_table_that_cannot_be_made_is_said_and_its_file_is_written(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> str:
-        raise KeyError("steps")
-
-    other = Result(name="kv-cache-int8", command="infer-bench kv-cache", minutes=0.1)
     page = results / "page.md"
-    page.write_text("<!-- published: kv-cache -->\n<!-- /published -->\n")
+    page.write_text("<!-- published: engine -->\n<!-- /published -->\n")
     monkeypatch.setattr(render, "pages", lambda: [page])
-    monkeypatch.setattr(render, "TABLES", [Table(name="kv-cache", sources=("kv-cache-int8",), render=broken)])
-    assert run.publish([other, GOOD]) == 1
-    assert {path.name for path in results.glob("*.json")} == {"kv-cache-int8.json", "batching.json"}
-    assert "kv-cache-int8: its tables or pictures could not be made; its file is written." in capsys.readouterr().err
+    monkeypatch.setattr(render, "TABLES", [Table("engine", ("engine",), lambda result: result["nothing"])])
+    assert run.publish([GOOD]) == 1
+    assert (results / "engine.json").exists()
+    assert "engine: its tables or pictures could not be made; its file is written." in capsys.readouterr().err
 
 
-def test_a_result_is_not_published_when_the_tree_changed_meanwhile(
+@pytest.mark.covers("workloads/published-commits")
+def test_a_tree_with_changes_is_refused_before_and_after_a_command(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "changes", lambda *, but_outputs=False: ["packages/x.py"] if but_outputs else [])
     assert run.publish([GOOD]) == 1
-    assert not (results / "batching.json").exists()
     assert "not published, as packages/x.py changed meanwhile" in capsys.readouterr().err
-
-
-@pytest.mark.covers("workloads/published-commits")
-def test_a_tree_with_changes_is_refused(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr(run, "changes", lambda **_: ["packages/x.py"])
     assert run.publish([GOOD]) == 2
     assert "commit them first" in capsys.readouterr().err
     assert list(results.iterdir()) == []
-
-
-def test_a_picture_is_not_drawn_where_only_its_command_can(results: Path) -> None:
-    picture = Picture(name="serving-mixed.png", source="serving-mixed")
-    (results / "serving-mixed.json").write_text("{}")
-    assert render.render_pictures(["serving-mixed"]) == []
-    assert not (results / picture.name).exists()
 
 
 def test_dry_run_prints_what_would_run_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:

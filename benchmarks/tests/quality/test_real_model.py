@@ -150,19 +150,8 @@ def test_the_fp32_engine_answers_as_transformers_does(smollm: Path) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("smollm")
 def test_the_benchmark_saves_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [
-        "--tokens",
-        "256",
-        "--context",
-        "128",
-        "--questions",
-        "1",
-        "--quantization",
-        "none",
-        "--out",
-        str(tmp_path),
-    ]
-    assert real_model.main([*flags, "--out", str(tmp_path)]) == 0
+    flags = "--tokens 256 --context 128 --questions 1 --quantization none --out"
+    assert real_model.main([*flags.split(), str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "real-model.json").read_text())
     assert saved["judgements"]["none"]["ratio"] == 1.0
     assert 1 < saved["judgements"]["none"]["nats_per_token"] < 6

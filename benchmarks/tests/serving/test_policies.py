@@ -6,7 +6,7 @@ import pytest
 
 from infer_bench.client.load import RequestResult
 from infer_bench.limits import judge
-from infer_bench.serving.policies import LOADS, METRICS, limits_of, metrics_of, policies_table
+from infer_bench.serving.policies import LOADS, METRICS, limits_of, metrics_of
 from infer_engine.scheduling import POLICIES
 
 GOOD = {"priority": {"urgent_ttft_p50_s": 0.1}}
@@ -44,9 +44,3 @@ def test_a_round_has_every_number_and_urgent_requests_by_themselves() -> None:
     assert found["ttft_p50_s"] == 0.75
     assert found["longest_gap_s"] == pytest.approx(0.3)
     assert found["output_tokens_per_s"] == pytest.approx(6 / 1.4)
-
-
-def test_the_table_has_a_row_for_each_policy_on_each_load() -> None:
-    lines = policies_table(result_of(GOOD)).splitlines()
-    assert len(lines) == 2 + len(LOADS) * len(POLICIES)
-    assert "| arrivals | `priority` | 0.5/s | 500 ms | 100 ms |" in lines[5]

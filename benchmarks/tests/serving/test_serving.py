@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,9 @@ from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import combine, percentile, spread_words, summarize
 from infer_bench.client.workloads import WORKLOADS
 from infer_bench.registry import main as run
-from infer_bench.results import ROOT, documentation
-from infer_bench.serving import routing, text_side
-from infer_bench.serving.plots import plot_sweep
-from infer_bench.serving.workloads import Load, load_table, measure, read_arguments, report, tokenize, workloads_table
+from infer_bench.results import documentation
+from infer_bench.serving import routing
+from infer_bench.serving.workloads import load_table, measure, read_arguments, tokenize, workloads_table
 from infer_engine.protocol import InvalidRequestError
 from infer_proofs.server import FakeEngine, running_server
 
@@ -75,19 +73,12 @@ def test_table_shows_the_median_and_the_spread_of_repeated_runs() -> None:
     summaries = [summarize([result(at_s, at_s + 0.5)]) for at_s in (0.5, 1.5, 3.5)]
     assert combine(summaries)["TTFT P50, ms"] == {"median": 1500, "min": 500, "max": 3500}
     runs = [{**summary, "server": {}} for summary in summaries]
-    text = report({Load(): runs, Load(rate=2.0): runs[:1]})
+    loads = [{"rate": None, "concurrency": None, "runs": runs}, {"rate": 2.0, "concurrency": None, "runs": runs[:1]}]
+    text = load_table({"runs": loads})
     assert "|  | its own arrivals | 2 per second |" in text
     assert "| TTFT P50, ms | 1500 (500-3500) | 500 |" in text
     assert "| output tokens/s | 1 (0.5-2) | 2 |" in text
     assert spread_words({"median": None, "min": None, "max": None}) == "-"
-
-
-@pytest.mark.covers("workloads/report-forms")
-def test_a_sweep_is_a_small_picture(tmp_path: Path) -> None:
-    points = {load: summarize([result(0.5, 0.6, 0.8 * load)]) for load in (1.0, 2.0, 4.0)}
-    plot_sweep(points, tmp_path / "sweep.png", title="mixed", unit="requests at once")
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "sweep.png").stat().st_size < 150_000
 
 
 @pytest.mark.covers("workloads/report-carries")
@@ -144,6 +135,7 @@ async def test_a_workload_longer_than_the_context_is_refused_with_the_scale_that
             await measure(arguments, url, None)
 
 
+@pytest.mark.covers("workloads/report-forms")
 async def test_several_loads_are_the_points_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--scale", "0.05", "--concurrency", "1", "3", "--no-progress", "--out", str(tmp_path)]
     async with running_server(FakeEngine()) as url:
@@ -154,6 +146,7 @@ async def test_several_loads_are_the_points_of_a_sweep(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     assert "|  | 1 at once | 3 at once |" in printed
     assert load_table(report) in printed
+    assert (tmp_path / "serving-baseline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.covers("workloads/all-workloads")
@@ -190,13 +183,6 @@ def test_flags_that_exclude_each_other_are_refused(flags: str, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         read_arguments(flags.split())
     assert "`--" in capsys.readouterr().err
-
-
-def test_what_http_costs_is_compared_with_another_checkout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text_side.main(["--quick", "--against", str(ROOT), "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    for name in ("cpu_us_per_token", "cpu_us_per_request", "requests_per_s"):
-        assert re.search(rf"\| {name} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|", printed)
 
 
 def test_groups_of_prompts_have_beginnings_of_their_own_in_a_random_order() -> None:

@@ -13,7 +13,7 @@ from infer_bench.soak import run
 from infer_bench.soak.counters import ServerCounts, counts_between, judge_clients, judge_server
 from infer_bench.soak.hostile import HostileBodies
 from infer_bench.soak.latency import Kill, OthersCpu, Stream, judge_kills, judge_latency, report_others, windows_of
-from infer_bench.soak.memory import MemorySeries, change_of, judge_memory
+from infer_bench.soak.memory import MemorySeries, judge_memory
 from infer_bench.soak.plot import plot_soak
 from infer_bench.soak.tally import Outcome, Tally, UnexpectedReplyError
 from infer_proofs.server import metric_samples
@@ -41,7 +41,7 @@ def streams(*, grown_by: float = 0.0, slow_minutes: tuple[int, ...] = (), stalle
         sent_s = number / 2
         latency_s = draw.uniform(0.5, 1.0) * (1 + grown_by * sent_s / END_S)
         latency_s *= 3 if int(sent_s // 60) in slow_minutes else 1
-        if stalled and any(kill.at_s <= sent_s <= kill.ended_s for kill in KILLS):
+        if stalled and any(kill.at_s <= sent_s <= (kill.recovered_s or 0) for kill in KILLS):
             latency_s += 8
         found.append(Stream(sent_s=sent_s, ttft_s=latency_s / 10, latency_s=latency_s))
     return found
@@ -51,47 +51,47 @@ def holds(findings: list[Finding]) -> list[bool | None]:
     return [finding.holds for finding in findings]
 
 
-def test_memory_that_fills_in_the_warm_up_and_stays_is_flat() -> None:
-    assert holds(judge_memory([memory()], warm_up_s=WARM_UP_S)) == [True]
-
-
-@pytest.mark.parametrize("grown_by", [0.06, -0.06, 0.5])
-def test_memory_that_grows_or_falls_on_is_not_flat(grown_by: float) -> None:
-    assert holds(judge_memory([memory(), memory(grown_by=grown_by)], warm_up_s=WARM_UP_S)) == [True, False]
-
-
-def test_a_peak_of_memory_is_no_growth() -> None:
+def peak() -> MemorySeries:
     series = memory()
     series.own_mib[-5:] = [400.0] * 5
-    assert holds(judge_memory([series], warm_up_s=WARM_UP_S)) == [True]
+    return series
 
 
-def test_a_process_has_a_warm_up_of_its_own() -> None:
-    late = memory(begin_s=1500)
-    assert late.own_mib[20] < 50
-    assert holds(judge_memory([late], warm_up_s=WARM_UP_S)) == [True]
-    assert holds(judge_memory([late], warm_up_s=100)) == [False]
+@pytest.mark.parametrize(
+    ("series", "warm_up_s", "is_flat"),
+    [
+        (memory(), WARM_UP_S, True),
+        (memory(grown_by=0.06), WARM_UP_S, False),
+        (memory(grown_by=-0.06), WARM_UP_S, False),
+        (peak(), WARM_UP_S, True),
+        (memory(begin_s=1500), WARM_UP_S, True),  # a process has a warm-up of its own
+        (memory(begin_s=1500), 100, False),
+        (memory(begin_s=1500, end_s=1500 + WARM_UP_S + 200), WARM_UP_S, None),
+    ],
+    ids=["fills", "grows", "falls", "peak", "late", "fills late", "brief"],
+)
+def test_memory_is_flat_after_the_warm_up(
+    series: MemorySeries,
+    warm_up_s: float,
+    is_flat: bool | None,  # noqa: FBT001 - a case
+) -> None:
+    assert holds(judge_memory([series], warm_up_s=warm_up_s)) == [is_flat]
+    if is_flat is None:
+        assert holds(judge_memory([series, memory()], warm_up_s=warm_up_s)) == [True]
 
 
-def test_a_process_that_lived_too_briefly_is_not_judged() -> None:
-    brief = memory(begin_s=1500, end_s=1500 + WARM_UP_S + 200)
-    assert change_of(brief, warm_up_s=WARM_UP_S) is None
-    assert holds(judge_memory([brief], warm_up_s=WARM_UP_S)) == [None]
-    assert holds(judge_memory([brief, memory()], warm_up_s=WARM_UP_S)) == [True]
-
-
-def test_latency_that_stays_does_not_drift_whatever_kills_and_single_minutes_cost() -> None:
-    for found in (streams(), streams(slow_minutes=(40, 45, 50))):
-        assert holds(judge_latency(found, KILLS, warm_up_s=WARM_UP_S)) == [True, True, None, None]
-
-
-def test_latency_that_grows_drifts() -> None:
-    assert holds(judge_latency(streams(grown_by=1.0), KILLS, warm_up_s=WARM_UP_S))[:2] == [False, False]
-
-
-def test_latency_of_few_minutes_is_not_judged() -> None:
-    few = [stream for stream in streams() if stream.sent_s < WARM_UP_S + 180]
-    assert holds(judge_latency(few, KILLS, warm_up_s=WARM_UP_S)) == [None] * 4
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (streams(), [True, True, None, None]),
+        (streams(slow_minutes=(40, 45, 50)), [True, True, None, None]),
+        (streams(grown_by=1.0), [False, False, None, None]),
+        (streams()[: 2 * int(WARM_UP_S + 180)], [None] * 4),
+    ],
+    ids=["with kills", "slow minutes", "grows", "too few minutes"],
+)
+def test_latency_drifts_where_it_grows_over_the_hour(found: list[Stream], expected: list[bool | None]) -> None:
+    assert holds(judge_latency(found, KILLS, warm_up_s=WARM_UP_S)) == expected
 
 
 def test_streams_beside_a_missing_core_are_in_no_window_but_in_a_line_of_their_own() -> None:
@@ -110,7 +110,7 @@ def test_what_others_compute_is_reported_by_halves() -> None:
 
 def test_each_killed_core_must_be_replaced_and_one_must_have_been_killed() -> None:
     assert judge_kills(KILLS).holds
-    assert not judge_kills([*KILLS, replace(KILLS[0], recovered_s=None)]).holds
+    assert not judge_kills([*KILLS, KILLS[0]._replace(recovered_s=None)]).holds
     assert not judge_kills([]).holds
 
 

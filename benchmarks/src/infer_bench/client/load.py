@@ -7,7 +7,7 @@ cannot slow down the arrivals that show it to be slow. In a closed loop it arriv
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -114,6 +114,19 @@ async def run_workload(
             if workload.is_closed_loop:
                 return await _closed_loop(client, workload, max_concurrency, bar.update)
             return await _open_loop(client, workload, bar.update)
+
+
+def whole(results: Sequence[RequestResult], workload: Workload) -> Sequence[RequestResult]:
+    """Return the results of a workload.
+
+    Raises:
+        RuntimeError: a request failed, or its answer has another length than was asked for.
+    """
+    for request, result in zip(workload.requests, results, strict=True):
+        if result.error is not None or result.num_tokens != request.max_tokens:
+            counted = f"{result.num_tokens} tokens came of {request.max_tokens}"
+            raise RuntimeError(f"{workload.name}: {result.error or counted}")
+    return results
 
 
 class _Client:

@@ -106,6 +106,15 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | 
     return combined
 
 
+def metric_words(metric: str, value: float) -> str:
+    """Return `value` with the unit that the name of `metric` ends in; seconds below one become milliseconds."""
+    if metric.endswith("_per_s"):
+        return f"{value:.4g}/s" if value < 10 else f"{value:.0f}/s"
+    if metric.endswith("_s"):
+        return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+    return f"{value:.3g}"
+
+
 def spread_words(spread: dict[str, float | None]) -> str:
     """Return a cell: the median, and the least and the greatest where these differ."""
     median, low, high = (spread[name] for name in ("median", "min", "max"))

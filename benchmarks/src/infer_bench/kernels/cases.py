@@ -4,7 +4,6 @@ A case is made when its turn comes, so that its memory is free again before the 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -54,19 +53,12 @@ class Model(NamedTuple):
     variant: NormVariant
 
 
-LLAMA = Model(name="Llama 8B", hidden=4096, intermediate=14336, q_heads=32, kv_heads=8, head_dim=128, variant="llama")
-GEMMA = Model(name="Gemma 3 4B", hidden=2560, intermediate=10240, q_heads=8, kv_heads=4, head_dim=256, variant="gemma")
+LLAMA = Model("Llama 8B", hidden=4096, intermediate=14336, q_heads=32, kv_heads=8, head_dim=128, variant="llama")
+GEMMA = Model("Gemma 3 4B", hidden=2560, intermediate=10240, q_heads=8, kv_heads=4, head_dim=256, variant="gemma")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A launch, ready to run.
-
-    Attributes:
-        launch: queues it.
-        moves: bytes that must be read and written.
-        computes: operations, where these are the limit.
-    """
+class Work(NamedTuple):
+    """A launch, ready to be queued; bytes that it must read and write, or operations where these are the limit."""
 
     launch: Callable[[], object]
     moves: int = 0
@@ -80,16 +72,8 @@ class Aim(NamedTuple):
     unit: Literal["share", "TFLOP/s", "us"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Something to time.
-
-    Attributes:
-        op: the public function.
-        label: shape and mode.
-        make: allocates its tensors.
-        aim: what it should reach; None: nothing is asked.
-    """
+class Case(NamedTuple):
+    """Something to time: a public function, its shape and mode, what allocates its tensors, what it should reach."""
 
     op: str
     label: str
@@ -106,48 +90,39 @@ def all_cases() -> Iterator[Case]:
     for model in (LLAMA, GEMMA):
         for op in STREAMED:
             make = partial(streamed, op=op, model=model)
-            yield Case(op=op, label=f"{model.name}, {STREAMED_TOKENS} tokens", make=make, aim=Aim(0.85, "share"))
+            yield Case(op, f"{model.name}, {STREAMED_TOKENS} tokens", make, Aim(0.85, "share"))
     for seqs, length in (*((seqs, length) for length in (1024, 8192) for seqs in (1, 8, 32, 64, 256)), (1, 32768)):
         share = 0.85 if seqs >= 32 else 0.75 if length == 32768 else None
         for model in (LLAMA, GEMMA) if length == 8192 else (LLAMA,):
-            yield Case(
-                op="paged_decode",
-                label=f"{model.name}, {seqs} x {length} tokens",
-                make=partial(decode, model=model, seqs=seqs, length=length),
-                aim=Aim(share, "share") if share else None,
-            )
+            make = partial(decode, model=model, seqs=seqs, length=length)
+            aim = Aim(share, "share") if share else None
+            yield Case("paged_decode", f"{model.name}, {seqs} x {length} tokens", make, aim)
     for head_dim in (64, 128, 256):
         for tokens in (1024, 4096, 16384):
-            yield Case(
-                op="paged_prefill",
-                label=f"32/8 heads x {head_dim}, {tokens} tokens",
-                make=partial(prefill, head_dim=head_dim, tokens=tokens),
-                aim=Aim(350, "TFLOP/s") if head_dim == 128 and tokens >= 4096 else None,
-            )
-    for rows, aim in ((1, 25), (8, 30), (64, 75), (256, 150)):
+            make = partial(prefill, head_dim=head_dim, tokens=tokens)
+            aim = Aim(350, "TFLOP/s") if head_dim == 128 and tokens >= 4096 else None
+            yield Case("paged_prefill", f"32/8 heads x {head_dim}, {tokens} tokens", make, aim)
+    for rows, most_us in ((1, 25), (8, 30), (64, 75), (256, 150)):
         label = f"{rows} x {VOCAB}"
-        yield Case(op="greedy", label=label, make=partial(greedily, rows=rows), aim=Aim(aim, "us"))
+        yield Case("greedy", label, partial(greedily, rows=rows), Aim(most_us, "us"))
         for filtered, filters in (("no filter", ()), ("top-k 50, top-p 0.9", ("top_k", "top_p"))):
             make = partial(draw, rows=rows, filters=filters)
-            yield Case(op="sample", label=f"{label}, {filtered}", make=make, aim=Aim(aim, "us"))
+            yield Case("sample", f"{label}, {filtered}", make, Aim(most_us, "us"))
     for rows in (1, 16, 64, 256):
         for op in ("linear_argmax", "F.linear and max"):
-            yield Case(
-                op=op,
-                label=f"{rows} rows, 4096 to {VOCAB}",
-                make=partial(head, rows=rows, is_fused=op == "linear_argmax"),
-                aim=Aim(0.85, "share") if op == "linear_argmax" and rows <= 64 else None,
-            )
+            make = partial(head, rows=rows, is_fused=op == "linear_argmax")
+            aim = Aim(0.85, "share") if op == "linear_argmax" and rows <= 64 else None
+            yield Case(op, f"{rows} rows, 4096 to {VOCAB}", make, aim)
     for k in (0, 20):
-        yield Case(op="topk_logprobs", label=f"256 x {VOCAB}, k {k}", make=partial(logprobs, k=k))
-    yield Case(op="apply_penalties", label=f"256 x {VOCAB}", make=penalties)
+        yield Case("topk_logprobs", f"256 x {VOCAB}, k {k}", partial(logprobs, k=k))
+    yield Case("apply_penalties", f"256 x {VOCAB}", penalties)
     for rows in (1, 16, 256, 4096):
         for op in ("linear_invariant", "F.linear"):
             make = partial(gate_up, rows=rows, is_invariant=op == "linear_invariant")
-            yield Case(op=op, label=f"{rows} rows, 4096 to 28672", make=make)
+            yield Case(op, f"{rows} rows, 4096 to 28672", make)
     for rows in (1, 16, 64, 256, 4096):
-        yield Case(op="fused_moe", label=f"Qwen3 30B-A3B, {rows} tokens", make=partial(mix, rows=rows))
-        yield Case(op="moe_router", label=f"Qwen3 30B-A3B, {rows} tokens", make=partial(route, rows=rows))
+        yield Case("fused_moe", f"Qwen3 30B-A3B, {rows} tokens", partial(mix, rows=rows))
+        yield Case("moe_router", f"Qwen3 30B-A3B, {rows} tokens", partial(route, rows=rows))
 
 
 STREAMED = (

@@ -12,7 +12,6 @@ chosen experts.
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save, seconds_of
 from infer_cache import KVPool
 from infer_kernels import (
     ExpertChoice,
@@ -43,6 +42,16 @@ SEQS, TOKENS, BLOCK_SIZE = 8, 1024, 64
 WARM_UP = 3
 """Rounds that are not counted: virtual machines back memory with pages as it is first read and written."""
 
+COLUMNS: Columns = {
+    "": "{name}",
+    "ours, ms": lambda row: f"{1e3 * statistics.median(row['ours']):.1f}",
+    "ours, GB/s": lambda row: f"{row['gigabytes'] / statistics.median(row['ours']):.1f}",
+    "naive, ms": lambda row: ", ".join(
+        f"{form} {1e3 * statistics.median(times):.1f}" for form, times in row["naive"].items()
+    ),
+    "ratio": "{ratio:.2f}",
+}
+"""Columns of a comparison: medians, and how many times faster ours is than the fastest naive form."""
 Caches = list[tuple[Tensor, Tensor]]
 
 
@@ -59,20 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *compare_decodes(layers=16 // share, rounds=rounds),
             *compare_experts(layers=8 // share, rounds=rounds),
         ]
-    print(f"\n{comparison_table(comparisons)}")
-    if not args.quick:
-        save("kernels-cpu", {"comparisons": comparisons}, args.out)
-
-
-def comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """Return a row for each comparison: medians, and how many times faster ours is than the fastest naive form."""
-    cells = []
-    for each in comparisons:
-        ours_s = statistics.median(each["ours"])
-        naive = ", ".join(f"{form} {statistics.median(times) * 1e3:.1f}" for form, times in each["naive"].items())
-        rate = f"{each['gigabytes'] / ours_s:.1f}"
-        cells.append([each["name"], f"{ours_s * 1e3:.1f}", rate, naive, f"{each['ratio']:.2f}"])
-    return table(["", "ours, ms", "ours, GB/s", "naive, ms", "ratio"], cells)
+    print(f"\n{columns_table(COLUMNS, comparisons)}")
+    save("kernels-cpu", {"comparisons": comparisons}, args)
 
 
 def alternate(
@@ -80,14 +77,8 @@ def alternate(
 ) -> dict[str, Any]:
     """Time all forms in turn; return the seconds of each, and the fastest naive form's median over ours."""
     print(name, file=sys.stderr)
-    forms = {"ours": ours, **naive}
-    seconds: dict[str, list[float]] = {form: [] for form in forms}
-    for number in range(WARM_UP + rounds):
-        for form, run in forms.items():
-            started = time.perf_counter()
-            run()
-            if number >= WARM_UP:
-                seconds[form].append(time.perf_counter() - started)
+    forms = {form: lambda _, run=run: seconds_of(run) for form, run in {"ours": ours, **naive}.items()}
+    seconds: dict[str, list[float]] = in_turns(forms, rounds=rounds, warm_up=WARM_UP)
     own = seconds.pop("ours")
     ratio = min(map(statistics.median, seconds.values())) / statistics.median(own)
     return {"name": name, "gigabytes": gigabytes, "ratio": ratio, "ours": own, "naive": seconds}
@@ -216,15 +207,8 @@ def compare_experts(*, layers: int, rounds: int) -> list[dict[str, Any]]:
         ours, naive = partial(mix, x, packed, choices), partial(mix_naively, x, weights, choices)
         torch.testing.assert_close(ours(), naive(), atol=0.02, rtol=0.05)
         read_bytes = expert_bytes * sum(len(set(choice.expert_ids.flatten().tolist())) for choice in choices)
-        found.append(
-            alternate(
-                f"experts, {rows} token{'s' if rows > 1 else ''}",
-                gigabytes=read_bytes / 1e9,
-                ours=ours,
-                naive={"F.linear": naive},
-                rounds=rounds,
-            )
-        )
+        name = f"experts, {rows} token{'s' if rows > 1 else ''}"
+        found.append(alternate(name, gigabytes=read_bytes / 1e9, ours=ours, naive={"F.linear": naive}, rounds=rounds))
     return found
 
 

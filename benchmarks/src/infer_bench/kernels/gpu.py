@@ -46,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(COLUMNS, [[_cell(row.get(name, "")) for name in COLUMNS] for row in rows]))
     result: dict[str, Any] = {"cases": rows}
     if not args.quick:
-        save("kernels-gpu", result, args.out)
+        save("kernels-gpu", result, args)
         result["other_bits"] = {setting: other_bits(setting) for setting in ("default", "no split-K")}
         print("\nrows of `F.linear` with other bits than in a batch of 4096:", result["other_bits"])
-        save("kernels-gpu", result, args.out)
+        save("kernels-gpu", result, args)
     return judge(
         [
             Limit(what="cases that cannot be launched", value=sum("failed" in row for row in rows), most=0),

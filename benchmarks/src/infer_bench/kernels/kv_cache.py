@@ -6,14 +6,13 @@
 Blocks lie scattered. Medians of calls that alternate; `speedup` is bf16's time over int8's.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
 
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save, seconds_of
 from infer_kernels import paged_attention, plan_attention
 from infer_kernels.qkv.kv_codes import encode_rows
 
@@ -23,6 +22,14 @@ DISTINCT_BLOCKS = 64
 CASES = (*((seqs, tokens, 1) for seqs in (1, 16) for tokens in (1024, 4096, 16384)), (1, 4096, 512))
 """(sequences, tokens of each, rows of each in the step)."""
 QUICK_CASES = ((1, 256, 1), (2, 256, 16))
+COLUMNS: Columns = {
+    "sequences": "{sequences}",
+    "tokens of each": "{tokens:,}",
+    "rows of each": "{rows}",
+    "bf16, us": "{bf16_us:,}",
+    "int8, us": "{int8_us:,}",
+    "times faster": "{speedup:.2f}",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,18 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
-    rows = [
-        measure(case, heads=(args.heads[0], args.heads[1], args.heads[2]), rounds=3 if args.quick else args.rounds)
-        for case in (QUICK_CASES if args.quick else CASES)
-    ]
-    print(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
-    if not args.quick:
-        save("kv-cache-int8", {"heads": list(args.heads), "threads": args.threads, "cases": rows}, args.out)
+    rounds, cases = (3, QUICK_CASES) if args.quick else (args.rounds, CASES)
+    rows = [measure(*case, heads=args.heads, rounds=rounds) for case in cases]
+    print(columns_table(COLUMNS, rows))
+    save("kv-cache-int8", {"heads": list(args.heads), "threads": args.threads, "cases": rows}, args)
 
 
-def measure(case: tuple[int, int, int], *, heads: tuple[int, int, int], rounds: int) -> dict[str, float]:
+def measure(num_seqs: int, num_tokens: int, num_rows: int, *, heads: Sequence[int], rounds: int) -> dict[str, float]:
     """Return the medians of one case, in microseconds, and bf16's over int8's."""
-    num_seqs, num_tokens, num_rows = case
     q_heads, kv_heads, head_dim = heads
     generator = torch.Generator().manual_seed(0)
     columns = -(-num_tokens // BLOCK_SIZE)
@@ -59,23 +62,12 @@ def measure(case: tuple[int, int, int], *, heads: tuple[int, int, int], rounds: 
     )
     q = torch.randn(num_seqs * num_rows, q_heads, head_dim, generator=generator).bfloat16()
 
-    def attend_over(cache: Tensor) -> Callable[[], Tensor]:
+    def attend_over(cache: Tensor) -> Callable[[int], float]:
         k_cache, v_cache = (cache.repeat(-(-num_blocks // len(cache)), 1, 1, 1)[:num_blocks] for _ in range(2))
-        return lambda: paged_attention(q, k_cache, v_cache, plan, scale=head_dim**-0.5)
+        return lambda _: seconds_of(lambda: paged_attention(q, k_cache, v_cache, plan, scale=head_dim**-0.5))
 
-    calls = {"bf16": attend_over(drawn), "int8": attend_over(encode_rows(drawn, torch.int8, 1.0))}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - began)
-    medians = {name: statistics.median(taken[1:]) for name, taken in seconds.items()}
-    return {
-        "sequences": num_seqs,
-        "tokens": num_tokens,
-        "rows": num_rows,
-        "bf16_us": round(medians["bf16"] * 1e6),
-        "int8_us": round(medians["int8"] * 1e6),
-        "speedup": round(medians["bf16"] / medians["int8"], 2),
-    }
+    sides = {"bf16": attend_over(drawn), "int8": attend_over(encode_rows(drawn, torch.int8, 1.0))}
+    bf16_s, int8_s = (median(found) for found in in_turns(sides, rounds=rounds).values())
+    sizes = {"sequences": num_seqs, "tokens": num_tokens, "rows": num_rows}
+    times = {"bf16_us": round(bf16_s * 1e6), "int8_us": round(int8_s * 1e6), "speedup": round(bf16_s / int8_s, 2)}
+    return sizes | times

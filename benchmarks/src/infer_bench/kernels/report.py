@@ -1,4 +1,4 @@
-"""The compiler's work on every kernel that ships, and the cost of main loops, in Markdown.
+"""The compiler's work on every kernel that ships, in Markdown.
 
 uv run infer-bench kernel-report --write
 """
@@ -8,15 +8,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from infer_bench.kernels.main_loops import describe_main_loops
 from infer_bench.results import ROOT, table
 from infer_kernels.checks.cases.launch_case import LaunchCase
-from infer_proofs.kernels.compiled.ahead_of_time import CompiledKernel
 from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES, compile_launch
 
 CAPABILITIES = (80, 90, 120)
 DOCUMENT = ROOT / "docs" / "kernel-report.md"
-
+NEXT_SECTION = "\n## Main loops\n"
+"""The beginning of what this program does not write."""
 INTRODUCTION = """# Kernel report
 
 Written by `nox -s kernel_report -- --write`: every kernel of `infer-kernels` in every configuration that ships,
@@ -40,21 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not cases:
         parser.error(f"no such op; there are {', '.join(sorted({case.op for case in SHIPPED_CASES}))}")
     report = describe(cases, tuple(args.arch or CAPABILITIES))
-    if not args.op:
-        report = f"{report}\n\n{describe_main_loops()}"
     print(report)
     if args.write:
-        DOCUMENT.write_text(report + "\n")
+        _, heading, rest = DOCUMENT.read_text(encoding="utf-8").partition(NEXT_SECTION)
+        DOCUMENT.write_text(f"{report}\n{heading}{rest}", encoding="utf-8")
         print("wrote", DOCUMENT, file=sys.stderr)
 
 
 def describe(cases: Sequence[LaunchCase], capabilities: Sequence[int]) -> str:
-    """Return the whole document."""
+    """Return the introduction, and a table with a row for each case."""
     rows = []
     for number, case in enumerate(cases):
         print(f"\r{number + 1} of {len(cases)}: {case!s:100}", end="", file=sys.stderr)
-        cells = [describe_case(case, capability) for capability in capabilities]
-        rows.append([f"`{case.op}`", case.label, *cells])
+        rows.append([f"`{case.op}`", case.label, *(describe_case(case, each) for each in capabilities)])
     print(file=sys.stderr)
     head = ["op", "configuration", *(f"sm_{capability}" for capability in capabilities)]
     return INTRODUCTION.format(torch=version("torch"), triton=version("triton")) + "\n" + table(head, rows)
@@ -64,11 +61,7 @@ def describe_case(case: LaunchCase, capability: int) -> str:
     """Return one cell, empty where the device is never asked."""
     if capability < case.first_capability:
         return ""
-    return describe_kernel(compile_launch(case.launch, capability, kernel=case.kernel))
-
-
-def describe_kernel(kernel: CompiledKernel) -> str:
-    """Return what the compiler made of a kernel."""
+    kernel = compile_launch(case.launch, capability, kernel=case.kernel)
     shared = f"{kernel.shared_memory / 1024:.1f}".removesuffix(".0")
     spills = f", **spills {kernel.spilled_bytes}**" if kernel.spilled_bytes else ""
     return f"{kernel.registers}, {shared}, {kernel.num_warps} x {kernel.num_stages}{spills}"

@@ -10,13 +10,13 @@ of a vocabulary of 1024; so is the output processor.
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from infer_bench.limits import Limit, judge
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, paragraph, save, seconds_of, sections, table
 from infer_cache import PagedKVCacheManager
 from infer_engine import SamplingParams
 from infer_engine.core.engine_core import EngineCore
@@ -32,10 +32,10 @@ from infer_kernels import plan_attention
 from infer_models.text import IncrementalDetokenizer, StopStringMatcher, dummy_tokenizer
 
 RUNNING = (8, 64, 256)
-VOCAB_SIZE = 1024
-BLOCK_SIZE = 64
-PROMPT_TOKENS = 128
+VOCAB_SIZE, BLOCK_SIZE, PROMPT_TOKENS, STEP_TOKENS = 1024, 64, 128, 8192
 LIMIT_MS = 2.0
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.8, seed=1, ignore_eos=True)
 
 
 class NullRunner:
@@ -45,7 +45,7 @@ class NullRunner:
         """Room for `max_seqs` sequences of `max_seq_len` tokens."""
         cpu = torch.device("cpu")
         self._input_buffers = InputBuffers(
-            max_tokens=8192 + max_seqs,
+            max_tokens=STEP_TOKENS + max_seqs,
             max_seqs=max_seqs,
             max_seq_len=max_seq_len,
             block_size=BLOCK_SIZE,
@@ -78,10 +78,6 @@ class NullRunner:
         """Be alive."""
 
 
-GREEDY = SamplingParams(temperature=0, ignore_eos=True)
-DRAWN = SamplingParams(temperature=0.8, seed=1, ignore_eos=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print tables and save the result; return 1 if a step takes longer than it may."""
     parser = argument_parser(__doc__, quick="few steps")
@@ -90,29 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     steps = 200 if args.quick else args.steps
-
-    result: dict[str, Any] = {
-        "per_step": [per_step(num, steps, params) for params in (GREEDY, DRAWN) for num in RUNNING],
-        "text_us_per_token": text_cost(),
-        "steps": steps,
-    }
-    print_steps(result["per_step"], steps)
-    print(f"\ntext of one token, stop string watched: {result['text_us_per_token']:.1f} us")
-    if not args.quick:
-        save("engine", result, args.out)
-    return judge(limits(result["per_step"]))
+    rows = [per_step(num, steps, params) for params in (GREEDY, DRAWN) for num in RUNNING]
+    result = {"per_step": rows, "text_us_per_token": text_cost(), "steps": steps}
+    print(f"\n{steps_table(result)}")
+    save("engine", result, args)
+    return judge(limits(rows))
 
 
 def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, Any]:
     """Return the milliseconds of a decode step of `num_running` requests, split, and late against early ones."""
     max_seq_len = PROMPT_TOKENS + steps + BLOCK_SIZE
-    limits = SchedulerLimits(max_batch_size=num_running, max_num_batched_tokens=8192)
-    tables = PagedKVCacheManager(
-        [num_running * (max_seq_len // BLOCK_SIZE + 2)],
-        BLOCK_SIZE,
-        max_chunk=512,
-        keeps_prefixes=True,
-    )
+    limits = SchedulerLimits(max_batch_size=num_running, max_num_batched_tokens=STEP_TOKENS)
+    num_blocks = num_running * (max_seq_len // BLOCK_SIZE + 2)
+    tables = PagedKVCacheManager([num_blocks], BLOCK_SIZE, max_chunk=512, keeps_prefixes=True)
     core = EngineCore(
         NullRunner(max_seqs=num_running, max_seq_len=max_seq_len),
         ContinuousScheduler(tables, limits, POLICIES["fcfs"]),
@@ -128,7 +114,7 @@ def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, 
     while core.stats.num_generated_tokens < num_running:
         core.step()
     times_ms: dict[str, list[float]] = {"total": [], "schedule": [], "build": [], "choose": []}
-    for _ in range(steps - 2 - PROMPT_TOKENS * num_running // 8192):
+    for _ in range(steps - 2 - PROMPT_TOKENS * num_running // STEP_TOKENS):
         started_s = time.perf_counter()
         stats = core.step().stats
         total_s = time.perf_counter() - started_s
@@ -147,7 +133,7 @@ def per_step(num_running: int, steps: int, params: SamplingParams) -> dict[str, 
 
 
 def limits(rows: Sequence[dict[str, Any]]) -> list[Limit]:
-    """Return the limit of each row's step, without choosing tokens."""
+    """Return the limit of each row's step, without choosing tokens, which is arithmetic on logits."""
     return [
         Limit(
             what=f"a step of {row['running']} running requests, tokens {row['params']}, without choosing them",
@@ -159,34 +145,28 @@ def limits(rows: Sequence[dict[str, Any]]) -> list[Limit]:
     ]
 
 
-def print_steps(rows: Sequence[dict[str, Any]], steps: int) -> None:
-    """Print the table of step costs."""
-    print(f"\n{step_table(rows, steps)}\n")
-    worst = max(limit.value for limit in limits(rows))
-    print(f"slowest median without choosing, which is arithmetic on logits: {worst:.3f} ms; the limit is {LIMIT_MS} ms")
-
-
-def step_table(rows: Sequence[dict[str, Any]], steps: int) -> str:
-    """Return the table of step costs, in milliseconds."""
-    head = ["running", "tokens", "step, ms", "schedule", "build", "choose", "outputs", "p99", f"last fifth of {steps}"]
+def steps_table(result: Mapping[str, Any]) -> str:
+    """Return the costs of steps in milliseconds, and of the text of a token."""
+    parts = ("schedule", "build", "choose")
+    head = ["running", "tokens", "step, ms", *parts, "outputs", "p99", f"last fifth of {result.get('steps', 2000)}"]
     cells = []
-    for row in rows:
-        parts = [row[f"{name}_ms"] for name in ("schedule", "build", "choose")]
-        times = [row["total_ms"], *parts, row["total_ms"] - sum(parts), row["p99_ms"]]
+    for row in result["per_step"]:
+        found = [row[f"{name}_ms"] for name in parts]
+        times = [row["total_ms"], *found, row["total_ms"] - sum(found), row["p99_ms"]]
         late = f"{row['late_over_early']:.2f} times the first"
         cells.append([row["running"], row["params"], *(f"{time_ms:.3f}" for time_ms in times), late])
-    return table(head, cells)
+    text_us = result["text_us_per_token"]
+    words = f"The output processor makes text beside the steps: {text_us:.1f} us a token with a stop string watched."
+    return sections(table(head, cells), paragraph(words))
 
 
 def text_cost() -> float:
     """Return the microseconds that the text of one token takes in its output processor."""
-    tokenizer = dummy_tokenizer(VOCAB_SIZE)
-    text = OutputProcessor(IncrementalDetokenizer(tokenizer, [65]), StopStringMatcher(("never found",)))
+    text = OutputProcessor(
+        IncrementalDetokenizer(dummy_tokenizer(VOCAB_SIZE), [65]), StopStringMatcher(("never found",))
+    )
     outputs = [
         TokenOutput(request_id="r", token_ids=[65 + i % 26], num_prompt_tokens=1, num_completion_tokens=i)
         for i in range(5000)
     ]
-    started = time.perf_counter()
-    for output in outputs:
-        text.process(output)
-    return (time.perf_counter() - started) / len(outputs) * 1e6
+    return 1e6 * seconds_of(lambda: [text.process(output) for output in outputs]) / len(outputs)

@@ -11,11 +11,12 @@ captured without the check that an engine makes at its start, as nothing is comp
 says how many there are, and a round in which the timed steps do not replay them fails.
 
 Of each batch, prompts end at different places in their blocks, so each step allocates its share of them. Each round is
-a process of its own, with the environment of its checkout (`.venv`) and this file.
+a process of its own, with the packages of its checkout (`.venv`) and the benchmarks of this one.
 """
 
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -36,11 +36,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from infer_bench.results import ROOT, argument_parser, current_commit, save, table
+from infer_bench.results import ROOT, argument_parser, current_commit, in_turns, medians, save, table
 from infer_bench.shapes import NO_DRAFTS, QWEN3_06B, Shape, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.core.engine_core import EngineCore
 from infer_engine.messages import Abort, Submit
+from infer_engine.model_runner.graphs import gpu_graphs
+from infer_engine.model_runner.graphs.checks.graph_check import GraphChecker
 from infer_engine.protocol import EngineConfig, SamplingParams
 from infer_models import CausalLM
 from infer_proofs.kernels.compiled.ahead_of_time import compile_only
@@ -86,17 +88,12 @@ Times = dict[str, float]
 
 @dataclass(slots=True)
 class Captures:
-    """The steps captured in a round, unchecked.
-
-    Attributes:
-        num_steps: captured shapes of steps; 0 at a commit that captures none.
-        num_replays: number of replays of steps and of choices of tokens, so far.
-        refusal: None, as no check refuses any; an engine asks.
-    """
+    """The steps captured in a round, unchecked, and the replays of steps and of choices of tokens so far."""
 
     num_steps: int = 0
     num_replays: int = 0
     refusal: None = None
+    """No check refuses any; an engine asks."""
 
     def __str__(self) -> str:
         """Return one line for `EngineInfo`."""
@@ -105,13 +102,7 @@ class Captures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The measurements of a round.
-
-    Attributes:
-        batches: requests that decode together.
-        contexts: tokens of each; those of a top-p batch are the first.
-        num_steps: decode steps of each kind.
-    """
+    """The measurements of a round: requests that decode together, tokens of each, and decode steps of each kind."""
 
     batches: Sequence[int] = BATCHES
     contexts: Sequence[int] = CONTEXTS
@@ -122,23 +113,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables and save the result."""
     args = read_arguments(arguments)
     torch.set_num_threads(NUM_THREADS)  # as each round does: the result says how many
+    checkouts = {str(checkout): checkout for checkout in (ROOT, *args.beside)}
     plan = Plan(num_steps=args.steps)
-    checkouts = [(checkout, list[dict[str, Any]]()) for checkout in (ROOT, *args.beside)]
-    for number in range(args.rounds):
-        for checkout, found in checkouts:
-            print(f"round {number + 1} of {args.rounds}: {checkout}", file=sys.stderr, flush=True)
-            found.append(run_apart(checkout, plan))
-    commits = [summarize(found) for _, found in checkouts]
+    found = in_turns(
+        {name: lambda _, checkout=checkout: run_apart(checkout, plan) for name, checkout in checkouts.items()},  # type: ignore[misc]  # a default
+        rounds=args.rounds,
+        warm_up=0,
+    )
+    own, *others = commits = [summarize(rounds) for rounds in found.values()]
     for each in commits:
         print(f"\n{each['commit']}: microseconds of a step, medians of {args.rounds} rounds, one thread")
-        print(f"{each['captured_steps']} steps captured, and not checked\n")
-        print(time_table(each["microseconds"]))
-    own, *others = commits
+        print(f"{each['captured_steps']} steps captured, and not checked\n\n{time_table(each['microseconds'])}")
     for other in others:
+        found_ratios = ratios(own["rounds"], other["rounds"])
         print(f"\n{own['commit']} / {other['commit']}, median of the rounds' ratios\n")
-        print(ratio_table(ratios(own["rounds"], other["rounds"])))
-    if not args.quick:
-        save(args.name, {"steps": args.steps, "commits": commits}, args.out)
+        print(table(["decode", "ratio"], [[name, f"{ratio:.2f}"] for name, ratio in found_ratios.items()]))
+    save(args.name, {"steps": args.steps, "commits": commits}, args)
 
 
 def read_arguments(arguments: Sequence[str] | None) -> Namespace:
@@ -162,35 +152,35 @@ def read_arguments(arguments: Sequence[str] | None) -> Namespace:
 
 
 def run_apart(checkout: Path, plan: Plan) -> dict[str, Any]:
-    """Return what `run_here` finds in the environment of `checkout`.
+    """Return what `run_here` finds in the environment of `checkout`, and its commit.
 
     Raises:
         RuntimeError: the round failed.
     """
+    print(f"a round in {checkout}", file=sys.stderr, flush=True)
     python = sys.executable if checkout == ROOT else str(checkout / OTHER_PYTHON)
     command = [python, *ROUND, json.dumps(asdict(plan))]
-    ended = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)  # noqa: S603 - this program
+    own = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "src")}  # of other packages it has its own
+    ended = subprocess.run(command, cwd=checkout, env=own, check=False, capture_output=True, text=True)  # noqa: S603 - this program
     if ended.returncode:
         raise RuntimeError(f"a round in `{checkout}` ended with exit code {ended.returncode}:\n{ended.stderr}")
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return {"commit": current_commit(checkout), **json.loads(ended.stdout.splitlines()[-1])}
 
 
 def run_here(plan: Plan) -> dict[str, Any]:
-    """Return the commit of this environment, what it captures, and the medians of a round by what was computed."""
+    """Return what this environment captures, and the medians of a round by what was computed."""
     torch.set_num_threads(NUM_THREADS)
+    kinds = [*(("greedy", context) for context in plan.contexts), ("top-p", next(iter(plan.contexts)))]
     with tempfile.TemporaryDirectory() as made, on_a_path_to_no_device(plan) as captures:
-        core = build(write_config(SHAPE, Path(made)), plan)
-        numbers = count()
-        found = {}
-        for num_seqs in plan.batches:
-            kinds = [("greedy", context) for context in plan.contexts] + [("top-p", plan.contexts[0])]
-            for sampling, context in kinds:
-                steps = decode(
-                    core, numbers, num_seqs, context, SAMPLINGS[sampling], captures, num_steps=plan.num_steps
-                )
-                found[f"{num_seqs} x {context:,} tokens, {sampling}"] = median_of(steps)
-    return {"commit": current_commit(), "captured_steps": captures.num_steps, "microseconds": found}
+        core, numbers = build(write_config(SHAPE, Path(made)), plan), count()
+        found = {
+            f"{num_seqs} x {context:,} tokens, {sampling}": medians(
+                decode(core, numbers, num_seqs, context, SAMPLINGS[sampling], captures, num_steps=plan.num_steps)
+            )
+            for num_seqs in plan.batches
+            for sampling, context in kinds
+        }
+    return {"captured_steps": captures.num_steps, "microseconds": found}
 
 
 @contextmanager
@@ -231,33 +221,33 @@ def small_zeros(*shape: Any, **named: Any) -> Tensor:
     return made.zero_() if made.numel() <= MAX_READ_ELEMENTS else made
 
 
+class _Nothing:
+    """Stands for a GPU's graphs: a capture computes nothing, and a replay counts itself."""
+
+    captures = Captures()
+
+    def __init__(self, device: torch.device) -> None:
+        del device
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        del compute
+        return self.replay
+
+    def replay(self) -> None:
+        self.captures.num_replays += 1
+
+    def wait(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+    def free_bytes(self) -> int:
+        return 0
+
+
 @contextmanager
 def replays_that_do_nothing() -> Iterator[Captures]:
-    """Let an engine capture its steps without checking them, where its commit captures steps; yields what it has."""
-    captures = Captures()
-    try:
-        graphs: Any = import_module("infer_engine.model_runner.graphs.gpu_graphs")
-    except ImportError:
-        yield captures
-        return
-
-    class Nothing:
-        def __init__(self, device: torch.device) -> None:
-            del device
-
-        def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-            del compute
-            return replay
-
-        def wait(self, timeout_s: float) -> bool:
-            del timeout_s
-            return True
-
-        def free_bytes(self) -> int:
-            return 0
-
-    def replay() -> None:
-        captures.num_replays += 1
+    """Let an engine capture its steps without checking them; yields what it has captured and replayed."""
+    captures = _Nothing.captures = Captures()
 
     def capture_all(checker: Any, shapes: Iterable[Any]) -> Captures:
         for shape in shapes:
@@ -266,8 +256,8 @@ def replays_that_do_nothing() -> Iterator[Captures]:
         return captures
 
     with (
-        patch.dict(graphs.GRAPH_CAPTURES, {"cpu": Nothing}),
-        patch.object(graphs.GraphChecker, "capture_all", capture_all),
+        patch.dict(gpu_graphs.GRAPH_CAPTURES, {"cpu": _Nothing}),
+        patch.object(GraphChecker, "capture_all", capture_all),
     ):
         yield captures
 
@@ -325,7 +315,7 @@ def decode(
     replays_before = captures.num_replays
     steps = [timed_step(core, num_seqs) for _ in range(num_steps)]
     num_replays = captures.num_replays - replays_before
-    if captures.num_steps and num_replays != 2 * num_steps:
+    if num_replays != 2 * num_steps:
         raise RuntimeError(f"{num_steps} decode steps replayed {num_replays} captures, not a step and a choice each")
     for request_id in request_ids:
         core.handle(Abort(request_id=request_id))
@@ -350,21 +340,12 @@ def timed_step(core: EngineCore, num_seqs: int) -> Times:
     return {name: 1e6 * value for name, value in seconds.items()} | {"settle": 1e6 * (step_s - sum(stages.values()))}
 
 
-def median_of(steps: Sequence[Times]) -> Times:
-    """Return the median of each stage."""
-    return {stage: statistics.median(step[stage] for step in steps) for stage in steps[0]}
-
-
 def summarize(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the commit, what it captures, all rounds and their medians, of what `run_here` returned in each round."""
+    """Return the commit, what it captures, all rounds and their medians, of what `run_apart` returned in each round."""
     rounds = [each["microseconds"] for each in found]
     own = {name: found[0][name] for name in ("commit", "captured_steps")}
-    return {**own, "microseconds": medians(rounds), "rounds": rounds}
-
-
-def medians(rounds: Sequence[dict[str, Times]]) -> dict[str, Times]:
-    """Return the medians over the rounds, by what was computed."""
-    return {name: median_of([each[name] for each in rounds]) for name in rounds[0]}
+    middle = {name: medians([each[name] for each in rounds]) for name in rounds[0]}
+    return {**own, "microseconds": middle, "rounds": rounds}
 
 
 def ratios(own: Sequence[dict[str, Times]], other: Sequence[dict[str, Times]]) -> dict[str, float]:
@@ -381,11 +362,6 @@ def time_table(found: dict[str, Times]) -> str:
     return table(
         ["decode", *stages], [[name, *(f"{times[stage]:.0f}" for stage in stages)] for name, times in found.items()]
     )
-
-
-def ratio_table(found: dict[str, float]) -> str:
-    """Return a table of ratios."""
-    return table(["decode", "ratio"], [[name, f"{ratio:.2f}"] for name, ratio in found.items()])
 
 
 if __name__ == "__main__":  # as `run_apart` starts it

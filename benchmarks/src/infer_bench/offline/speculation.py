@@ -17,14 +17,16 @@ is 1.
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
+
 from infer_bench.limits import Limit, judge
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save, seconds_of
 from infer_engine import LLM, SamplingParams
-from infer_engine.protocol import StructuredOutputs, Tool
+from infer_engine.protocol import EngineStats, StructuredOutputs, Tool
 from infer_engine.speculation.suffix import SuffixProposer
 
 MOST_US = 20
@@ -51,20 +53,13 @@ _TOOL = Tool(
     description="Open a file by its name.",
     parameters={"type": "object", "properties": {"file_name": {"type": "string"}}, "required": ["file_name"]},
 )
-_RECORD = {
-    "type": "object",
-    "properties": {
-        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 9_999},
-        "preferred_delivery_address": {"type": "string", "maxLength": 24},
-        "subscription_renewal_is_automatic": {"type": "boolean"},
-        "last_successful_payment_amount": {"type": "integer", "minimum": 0, "maximum": 9_999},
-    },
-    "required": [
-        *("customer_identification_number", "preferred_delivery_address"),
-        *("subscription_renewal_is_automatic", "last_successful_payment_amount"),
-    ],
-    "additionalProperties": False,
+_FIELDS = {
+    "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 9_999},
+    "preferred_delivery_address": {"type": "string", "maxLength": 24},
+    "subscription_renewal_is_automatic": {"type": "boolean"},
+    "last_successful_payment_amount": {"type": "integer", "minimum": 0, "maximum": 9_999},
 }
+_RECORD = {"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}
 _SCHEMA = json.dumps({"type": "array", "items": _RECORD, "minItems": 3, "maxItems": 5})
 _ASK_FOR_RECORDS: list[Message] = [{"role": "user", "content": "Invent three customers, as JSON records."}]
 
@@ -109,13 +104,9 @@ _PREDICTIONS: dict[float, str] = {}
 
 def write_json(llm: LLM, params: SamplingParams, salt: str) -> Answers:
     """Write records by a schema."""
-    held = SamplingParams(
-        temperature=params.temperature,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        structured_outputs=StructuredOutputs(json=_SCHEMA),
+    return chat([_ASK_FOR_RECORDS])(
+        llm, msgspec.structs.replace(params, structured_outputs=StructuredOutputs(json=_SCHEMA)), salt
     )
-    return chat([_ASK_FOR_RECORDS])(llm, held, salt)
 
 
 WORKLOADS: Mapping[str, Run] = {
@@ -133,9 +124,7 @@ def propose_us(answer: Sequence[int]) -> float:
     proposer, known, times = SuffixProposer(), list[int](), []
     for token_id in answer:
         known.append(token_id)
-        started = time.perf_counter()
-        proposer.propose(known, 16)
-        times.append(1e6 * (time.perf_counter() - started))
+        times.append(1e6 * seconds_of(lambda: proposer.propose(known, 16)))
     return statistics.median(times)
 
 
@@ -151,62 +140,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
     args = parser.parse_args(arguments)
-    max_tokens, rounds = (40, 1) if args.quick else (args.max_tokens, args.rounds)
-
-    options: dict[str, Any] = {
-        "model": args.model,
-        "load_format": args.load_format,
-        "kv_cache_memory": "512MiB",
-    }
-    config = {"method": args.method} | ({} if args.draft_model is None else {"model": args.draft_model})
-    config |= {} if args.num_tokens is None else {"num_speculative_tokens": args.num_tokens}
+    if args.quick:
+        args.max_tokens, args.rounds = 40, 1
+    config = {"method": args.method, "model": args.draft_model, "num_speculative_tokens": args.num_tokens}
+    config = {name: value for name, value in config.items() if value is not None}
     engines = {
-        "without": LLM(**options, speculative_config="none"),
-        "with": LLM(**options, speculative_config=json.dumps(config)),
+        name: LLM(args.model, load_format=args.load_format, kv_cache_memory="512MiB", speculative_config=drafts)
+        for name, drafts in {"without": "none", "with": json.dumps(config)}.items()
     }
-    params = SamplingParams(temperature=args.temperature, seed=1, max_tokens=max_tokens, ignore_eos=True)
-    rows, num_different = [], 0
-    results: dict[str, dict[str, Any]] = {}
-    for name in args.workloads:
-        rates: dict[str, list[float]] = {kind: [] for kind in engines}
-        before = engines["with"].stats
-        for number in range(rounds + 1):  # the first round warms up
-            before = engines["with"].stats if number == 1 else before
-            answers = {}
-            for kind, llm in engines.items():
-                started = time.perf_counter()
-                answers[kind] = WORKLOADS[name](llm, params, f"{name} {number}")
-                seconds = time.perf_counter() - started
-                rates[kind] += [sum(map(len, answers[kind])) / seconds] if number else []
-            num_different += answers["with"] != answers["without"]
-        after = engines["with"].stats
-        medians = {kind: statistics.median(each) for kind, each in rates.items()}
-        num_drafts = after.num_draft_tokens - before.num_draft_tokens
-        num_accepted = after.num_accepted_tokens - before.num_accepted_tokens
-        results[name] = {
-            "rates": rates,
-            "ratio": medians["with"] / medians["without"],
-            "num_draft_tokens": num_drafts,
-            "accepted": num_accepted / max(1, num_drafts),
-        }
-        rows.append(
-            [
-                *(name, *(f"{medians[kind]:.1f}" for kind in engines), f"{results[name]['ratio']:.2f}"),
-                *(f"{num_drafts}", f"{results[name]['accepted']:.2f}"),
-            ]
-        )
-    head = ["tokens/s", *engines, "ratio", "drafted", "accepted"]
-    print(f"\n{table(head, rows)}")
-    if not args.quick:
-        save("speculation", {"model": engines["with"].info.model, "config": config, **results}, args.out)
-    drafted_us = propose_us([token_id for answer in answers["with"] for token_id in answer])
+    params = SamplingParams(temperature=args.temperature, seed=1, max_tokens=args.max_tokens, ignore_eos=True)
+    found = {name: measure(name, engines, params, rounds=args.rounds) for name in args.workloads}
+    columns: Columns = {
+        "tokens/s": lambda row: row[0],
+        **{
+            kind: lambda row, kind=kind: f"{statistics.median(row[1]['rates'][kind]):.1f}"  # type: ignore[misc]  # a default
+            for kind in engines
+        },
+        "ratio": lambda row: f"{row[1]['ratio']:.2f}",
+        "drafted": lambda row: row[1]["num_draft_tokens"],
+        "accepted": lambda row: f"{row[1]['accepted']:.2f}",
+    }
+    print(f"\n{columns_table(columns, found.items())}")
+    save("speculation", {"model": engines["with"].info.model, "config": config, **found}, args)
+    last = WORKLOADS[args.workloads[-1]](engines["with"], params, "drafts")
+    drafted_us = propose_us([token_id for answer in last for token_id in answer])
     print(f"\nThe drafts of a step take {drafted_us:.1f} us.")
+    num_different = sum(each["num_different"] for each in found.values())
     limits = [Limit(what="rounds whose tokens differ", value=num_different, most=0)]
     if not args.quick:
         limits += [
-            Limit(what=f"loss of {name}, hundredths", value=100 * (1 - results[name]["ratio"]), most=100 * (1 - LEAST))
-            for name in ("free", "together")
-            if name in results
+            Limit(what=f"loss of {name}, hundredths", value=100 * (1 - found[name]["ratio"]), most=100 * (1 - LEAST))
+            for name in {"free", "together"} & found.keys()
         ]
         limits.append(Limit(what="drafts of a step, us", value=drafted_us, most=MOST_US))
     return judge(limits)
+
+
+def measure(name: str, engines: Mapping[str, LLM], params: SamplingParams, *, rounds: int) -> dict[str, Any]:
+    """Return the tokens a second of a workload with and without drafts, and how many were made and accepted."""
+    answers: dict[str, list[Answers]] = {kind: [] for kind in engines}
+    begins: list[EngineStats] = []
+
+    def rate(kind: str, number: int) -> float:
+        if kind == "with" and number == 0:
+            begins.append(engines[kind].stats)
+        took_s = seconds_of(lambda: answers[kind].append(WORKLOADS[name](engines[kind], params, f"{name} {number}")))
+        return sum(map(len, answers[kind][-1])) / took_s
+
+    rates = in_turns({kind: partial(rate, kind) for kind in engines}, rounds=rounds)
+    before, after = begins[0], engines["with"].stats
+    num_drafts = after.num_draft_tokens - before.num_draft_tokens
+    return {
+        "rates": rates,
+        "ratio": statistics.median(rates["with"]) / statistics.median(rates["without"]),
+        "num_draft_tokens": num_drafts,
+        "accepted": (after.num_accepted_tokens - before.num_accepted_tokens) / max(1, num_drafts),
+        "num_different": sum(own != other for own, other in zip(*answers.values(), strict=True)),
+    }

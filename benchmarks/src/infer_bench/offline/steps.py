@@ -20,6 +20,7 @@ import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -30,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from infer_bench.limits import Limit, judge
 from infer_bench.offline.floors import PLAIN, Floors, quantization_option
-from infer_bench.results import argument_parser, medians, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, in_turns, lines_table, medians, save, table
 from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.messages import Submit
@@ -180,15 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, found in profiles.items():
         rows = [[kernel[:80], f"{us:.0f}"] for kernel, us in found["kernels_us"].items()]
         print(f"\n{name}: kernels take {found['busy_share']:.0%} of the step\n\n{table(['kernel', 'us'], rows)}")
-    if not args.quick:
-        kind = "cpu-steps" if args.device == "cpu" else "steps-eager" if args.eager else "steps"
-        name = f"{kind}-{args.shape}{'' if args.quantization == [PLAIN] else '-quantized'}"
-        result = {
-            "shape": args.shape,
-            "measured": {quantization: asdict(each) for quantization, each in measured.items()},
-            "speedups": speedups(measured),
-        }
-        save(name, result | ({"profiles": profiles} if args.profile else {}), args.out)
+    kind = "cpu-steps" if args.device == "cpu" else "steps-eager" if args.eager else "steps"
+    result = {
+        "shape": args.shape,
+        "measured": {quantization: asdict(each) for quantization, each in measured.items()},
+        "speedups": speedups(measured),
+    }
+    name = f"{kind}-{args.shape}{'' if args.quantization == [PLAIN] else '-quantized'}"
+    save(name, result | ({"profiles": profiles} if args.profile else {}), args)
     return judge([limit for name, each in measured.items() for limit in limits(name, each, profiles, args)])
 
 
@@ -199,7 +199,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--eager", action="store_true", help="on a GPU: neither CUDA graphs nor asynchronous steps")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16], help="that decode together")
-    parser.add_argument("--beside", type=int, help="tokens of prompts in a step, measured beside the decodes, too")
+    parser.add_argument("--beside", type=int, default=0, help="tokens of prompts in a step, beside the decodes, too")
     parser.add_argument(
         "--quantization", nargs="+", default=[PLAIN], help="of the weights; several are compared with the first"
     )
@@ -221,61 +221,52 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, Any]]:
     """Return the medians by quantization, and profiles of the first one's decodes where they are asked for."""
+    how = {"max_batch_size": max(args.sequences), "device": args.device, "is_eager": args.eager}
     with tempfile.TemporaryDirectory() as made:
         folder = write_config(args.shape, Path(made))
         sides = {
             each: (
-                SteppedEngine(
-                    folder,
-                    quantization=each,
-                    max_batch_size=max(args.sequences),
-                    device=args.device,
-                    is_eager=args.eager,
-                ),
+                SteppedEngine(folder, quantization=each, **how),
                 Floors(folder, quantization=each, device=args.device),
             )
             for each in args.quantization
         }
-        turns: dict[str, dict[str, list[Times]]] = {quantization: {} for quantization in sides}
-        for engine, floors in sides.values():  # warms up
-            take_turn(engine, floors, args.sequences, beside=args.beside, num_steps=2)
-        for number in range(args.rounds):
-            for quantization in sides if number % 2 == 0 else reversed(sides):
-                found = take_turn(*sides[quantization], args.sequences, beside=args.beside, num_steps=args.steps)
-                for name, steps in found.items():
-                    turns[quantization].setdefault(name, []).extend(steps)
+
+        def turn(quantization: str, number: int) -> dict[str, list[Times]]:
+            return take_turn(*sides[quantization], args, num_steps=2 if number < 0 else args.steps)
+
+        turns = in_turns({each: partial(turn, each) for each in sides}, rounds=args.rounds)
     measured = {
         quantization: Measured(
-            milliseconds={name: medians(steps) for name, steps in turns[quantization].items()},
-            weight_bytes=floors.weight_bytes,
-            share_of_bf16=floors.weight_bytes / floors.bf16_bytes,
+            milliseconds={name: medians([step for turn in found for step in turn[name]]) for name in found[0]},
+            weight_bytes=sides[quantization][1].weight_bytes,
+            share_of_bf16=sides[quantization][1].weight_bytes / sides[quantization][1].bf16_bytes,
         )
-        for quantization, (_, floors) in sides.items()
+        for quantization, found in turns.items()
     }
     if not args.profile:
         return measured, {}
     (engine, _), times = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
-    profiles = {
+    return measured, {
         name: engine.profile(num_seqs, prompt_tokens=prompt_tokens, step_ms=step_ms(times[name]))
         for num_seqs in args.sequences
-        for prompt_tokens in dict.fromkeys((0, args.beside or 0))
+        for prompt_tokens in dict.fromkeys((0, args.beside))
         for name in (decodes_name(num_seqs, beside=prompt_tokens),)
     }
-    return measured, profiles
 
 
 def take_turn(
-    engine: SteppedEngine, floors: Floors, sequences: Sequence[int], *, beside: int | None, num_steps: int
+    engine: SteppedEngine, floors: Floors, args: argparse.Namespace, *, num_steps: int
 ) -> dict[str, list[Times]]:
     """Return one round's stages, each beside floors that were measured just before."""
     found = {}
-    for num_seqs in sequences:
+    for num_seqs in args.sequences:
         least = floors.measure(num_seqs, num_logits=num_seqs, num_context=DECODED_TOKENS)
         found[decodes_name(num_seqs)] = [least | step for step in engine.decode(num_seqs, num_steps=num_steps)]
-        if beside:
-            least = floors.measure(num_seqs + beside, num_logits=num_seqs, num_context=0)
-            steps = engine.mixed(num_seqs, beside, num_steps=num_steps)
-            found[decodes_name(num_seqs, beside=beside)] = [least | step for step in steps]
+        if args.beside:
+            least = floors.measure(num_seqs + args.beside, num_logits=num_seqs, num_context=0)
+            steps = engine.mixed(num_seqs, args.beside, num_steps=num_steps)
+            found[decodes_name(num_seqs, beside=args.beside)] = [least | step for step in steps]
     prompt = floors.measure(PROMPT_TOKENS, num_logits=1) | engine.prefill(PROMPT_TOKENS)
     return {**found, f"prompt of {PROMPT_TOKENS}": [prompt]}
 
@@ -290,10 +281,8 @@ def limits(quantization: str, measured: Measured, profiles: Mapping[str, Any], a
     """Return the limits that `args` set: of the smallest shares of floors, and of what kernels leave of a step."""
     found = measured.milliseconds
     wanted = []
-    for floor, least, names in (
-        ("products", args.least_share, list(found)),
-        ("read", args.least_read_share, [name for name in found if "prompt" not in name]),
-    ):
+    decodes = [name for name in found if "prompt" not in name]
+    for floor, least, names in (("products", args.least_share, found), ("read", args.least_read_share, decodes)):
         if least is not None:
             share, name = min((share_of(found[name], floor), name) for name in names)
             what = f"{quantization}, {name}: share of `{floor}` in the step"
@@ -327,26 +316,25 @@ def share_of(times: Times, floor: str) -> float:
 
 def stage_table(found: Found) -> str:
     """Return a table of every stage's milliseconds, and of the floors."""
-    rows = [[stage, *(f"{times[stage]:.2f} ms" for times in found.values())] for stage in STAGES]
-    rows.append(["**step**", *(f"**{step_ms(times):.2f} ms**" for times in found.values())])
-    rows += [
-        [f"floor: {floor}", *(f"{times[floor]:.2f} ms, {share_of(times, floor):.0%}" for times in found.values())]
-        for floor in ("read", "products")
-    ]
-    return table(["stage", *found], rows)
+    lines: Columns = {
+        **{stage: f"{{{stage}:.2f}} ms" for stage in STAGES},
+        "**step**": lambda times: f"**{step_ms(times):.2f} ms**",
+        "floor: read": lambda times: f"{times['read']:.2f} ms, {share_of(times, 'read'):.0%}",
+        "floor: products": lambda times: f"{times['products']:.2f} ms, {share_of(times, 'products'):.0%}",
+    }
+    return lines_table(lines, found.items(), corner="stage")
 
 
 def quantization_table(measured: Mapping[str, Measured]) -> str:
     """Return a table of each quantization's weights, and of how many times faster it computes than the first one."""
     faster = speedups(measured)
-    rows = [
-        [
-            quantization,
-            f"{each.weight_bytes / 1e6:.1f} MB",
-            f"{each.share_of_bf16:.3f}",
-            *(f"{ratio:.2f}" for ratio in faster[quantization].values()),
-        ]
-        for quantization, each in measured.items()
-    ]
-    computed = next(iter(faster.values()))
-    return table(["quantization", "weights", "of bf16", *(f"{name}, times faster" for name in computed)], rows)
+    columns: Columns = {
+        "quantization": lambda row: row[0],
+        "weights": lambda row: f"{row[1].weight_bytes / 1e6:.1f} MB",
+        "of bf16": lambda row: f"{row[1].share_of_bf16:.3f}",
+        **{
+            f"{name}, times faster": lambda row, name=name: f"{faster[row[0]][name]:.2f}"  # type: ignore[misc]  # a default
+            for name in next(iter(faster.values()))
+        },
+    }
+    return columns_table(columns, measured.items())

@@ -8,20 +8,20 @@ the medians. Other engines are asked as servers: `infer-bench peers`.
 """
 
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from infer_bench.agreement import TOLERANCES, JudgedAnswer, compare_tokens
+from infer_bench.agreement import TOLERANCES, JudgedAnswer, TokenAgreement, compare_tokens
 from infer_bench.checkpoints import write_checkpoint
 from infer_bench.client.workloads import make_workload
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, in_turns, paragraph, save, sections
 from infer_bench.shapes import NO_DRAFTS
 from infer_engine import LLM, SamplingParams
 
@@ -30,7 +30,13 @@ Answer = Callable[[Prompts], list[list[int]]]
 """Answers prompts, all at once."""
 PARTS = {"16 at once": (16, 16), "4 one by one": (4, 1)}
 """How many prompts, and how many of them at a time."""
-WARM_UP_CONTENTS = 1_000_000
+COLUMNS: Columns = {
+    "prompts": "{part}",
+    "infer, output tokens/s": "{ours:.1f}",
+    "transformers, output tokens/s": "{theirs:.1f}",
+    "ratio": "{ratio:.2f}",
+    "slowest - fastest round": "{slowest:.2f} - {fastest:.2f}",
+}
 
 
 class Transformers:
@@ -53,9 +59,11 @@ class Transformers:
         return answers
 
     def judge(self, prompts: Prompts) -> list[JudgedAnswer]:
-        """Answer in one padded batch, with the margin of every token."""
+        """Answer in one padded batch, with each token's margin: how many standard deviations it is above the next."""
         found = self._generate(prompts, output_logits=True)
-        margins = torch.stack([_margins(logits.float()) for logits in found.logits], dim=1).tolist()
+        logits = torch.stack(found.logits, dim=1).float()
+        best = logits.topk(2).values / logits.std(dim=-1, keepdim=True)
+        margins = (best[..., 0] - best[..., 1]).tolist()
         answers = found.sequences[:, -self._num_new :].tolist()
         return [JudgedAnswer(token_ids=answer, margins=row) for answer, row in zip(answers, margins, strict=True)]
 
@@ -65,15 +73,9 @@ class Transformers:
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
+        options |= {"attention_mask": mask, "max_new_tokens": self._num_new, "do_sample": False}
         with torch.inference_mode():
-            return self._model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=self._num_new,
-                do_sample=False,
-                return_dict_in_generate=True,
-                **options,
-            )
+            return self._model.generate(ids, return_dict_in_generate=True, **options)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,55 +93,63 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def answer(prompts: Prompts) -> list[list[int]]:
         return [completion.token_ids for completion in llm.generate(prompts, params, use_tqdm=False)]
 
-    def draw(count: int, contents: int) -> Prompts:
+    def draw(count: int, number: int) -> Prompts:
         workload = make_workload(
-            "mixed", scale=scale, contents=contents, vocab_size=llm.info.vocab_size, num_requests=count
+            "mixed", scale=scale, contents=number, vocab_size=llm.info.vocab_size, num_requests=count
         )
         return [request.prompt for request in workload.requests]
 
     sides: dict[str, Answer] = {"infer": answer, "transformers": peer.answer}
-    rates, rows = {}, []
-    for part, (count, at_a_time) in PARTS.items():
-        turns = [draw(count, contents) for contents in (WARM_UP_CONTENTS, *range(rounds))]
-        rates[part] = alternate(sides, turns, at_a_time=at_a_time, num_new=num_new)
-        ours, theirs = (statistics.median(found) for found in rates[part].values())
-        rows.append([part, f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"])
-    prompts = draw(16, 0)
-    agreement = compare_tokens(answer(prompts), peer.judge(prompts), tolerance=TOLERANCES[peer.dtype])
+    rates = {
+        part: alternate(sides, partial(draw, count), at_a_time=at_a_time, num_new=num_new, rounds=rounds)
+        for part, (count, at_a_time) in PARTS.items()
+    }
+    agreement = compare_tokens(answer(draw(16, 0)), peer.judge(draw(16, 0)), tolerance=TOLERANCES[peer.dtype])
+    result = {"scale": scale, "answer_tokens": num_new, "transformers": version("transformers")}
+    result |= {"tokens_per_s": rates, "agreement": agreement._asdict()}
     print(f"\n{args.shape}, random weights; 32-1024 prompt tokens times {scale:g}, {num_new} new ones.\n")
-    print(table(["prompts", *(f"{side}, output tokens/s" for side in sides), "ratio"], rows))
-    print(f"\n{agreement}")
-    if not args.quick:
-        result = {"scale": scale, "answer_tokens": num_new, "transformers": version("transformers")}
-        found = {"tokens_per_s": rates, "agreement": agreement.as_json()}
-        save(f"compare-transformers-{args.shape}", result | found, args.out)
+    print(compared_table(result))
+    save(f"compare-transformers-{args.shape}", result, args)
 
 
 def alternate(
-    sides: dict[str, Answer], turns: Sequence[Prompts], *, at_a_time: int, num_new: int
+    sides: Mapping[str, Answer], draw: Callable[[int], Prompts], *, at_a_time: int, num_new: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Let all sides answer each turn's prompts; return tokens per second of each turn but the first, which warms up.
+    """Let all sides answer each round's prompts in turns; return tokens per second.
 
     Raises:
         RuntimeError: an answer has another length than `num_new`.
     """
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    for number, prompts in enumerate(turns):
-        print(f"turn {number} of {len(turns) - 1}", file=sys.stderr)
-        for side in sides if number % 2 else reversed(sides):
-            began_s = time.perf_counter()
-            answers: list[list[int]] = []
-            for start in range(0, len(prompts), at_a_time):
-                answers += sides[side](prompts[start : start + at_a_time])
-            took_s = time.perf_counter() - began_s
-            if any(len(answer) != num_new for answer in answers):
-                raise RuntimeError(f"`{side}` gave {[len(answer) for answer in answers]} tokens of {num_new} each")
-            if number:
-                rates[side].append(num_new * len(prompts) / took_s)
-    return rates
+
+    def rate(side: str, number: int) -> float:
+        prompts, answers = draw(number), list[list[int]]()
+        began_s = time.perf_counter()
+        for start in range(0, len(prompts), at_a_time):
+            answers += sides[side](prompts[start : start + at_a_time])
+        took_s = time.perf_counter() - began_s
+        if any(len(answer) != num_new for answer in answers):
+            raise RuntimeError(f"`{side}` gave {[len(answer) for answer in answers]} tokens of {num_new} each")
+        return num_new * len(prompts) / took_s
+
+    return in_turns({side: partial(rate, side) for side in sides}, rounds=rounds)
 
 
-def _margins(logits: torch.Tensor) -> torch.Tensor:
-    """Return [sequences]: the best logit above the next one, in standard deviations of all."""
-    best = logits.topk(2, dim=-1).values
-    return (best[:, 0] - best[:, 1]) / logits.std(dim=-1)
+def compared_table(result: Mapping[str, Any]) -> str:
+    """Return both sides' rates, and how their tokens agree."""
+    rows = [_compared(part, **rates) for part, rates in result["tokens_per_s"].items()]
+    return sections(
+        columns_table(COLUMNS, rows),
+        paragraph(
+            "Greedy answers of both are compared up to their first difference, as they continue other texts after it. "
+            "A difference counts where the best candidate's margin, by the peer's logits, exceeds what rounding "
+            "explains: 0.1 standard deviations of the logits in bf16, 0.001 in fp32. "
+            f"{TokenAgreement(**result['agreement'])}"
+        ),
+    )
+
+
+def _compared(part: str, *, infer: list[float], transformers: list[float]) -> dict[str, Any]:
+    ratios = [own / other for own, other in zip(infer, transformers, strict=True)]
+    ours, theirs = statistics.median(infer), statistics.median(transformers)
+    fields = {"part": part, "ours": ours, "theirs": theirs, "ratio": ours / theirs}
+    return fields | {"slowest": min(ratios), "fastest": max(ratios)}

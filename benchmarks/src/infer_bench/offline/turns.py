@@ -14,75 +14,58 @@ exit code is 1.
 """
 
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from infer_bench.checkpoints import write_tokenizer
 from infer_bench.limits import Limit, judge
-from infer_bench.results import argument_parser, save, table
+from infer_bench.results import argument_parser, medians, save, seconds_of, table
 from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine import LLM, SamplingParams
 
 BEGINS_MESSAGE = 2
 """The special token before a message, `<eos>` of the tokenizer that `write_tokenizer` makes."""
 MESSAGE_TOKENS, ANSWER_TOKENS = 200, 40
+Turns = dict[str, dict[str, float]]
+"""By turn: the seconds to its first token, how many tokens it computed, and how many beyond its new message."""
 
 
-class Turns:
-    """Two conversations with one engine, turn by turn."""
+def measure(llm: LLM, *, num_tokens: int, vocab_size: int, seed: int) -> Turns:
+    """Return the turns of two conversations with one engine, whose messages `seed` draws."""
+    draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    found: Turns = {}
 
-    def __init__(self, llm: LLM, *, vocab_size: int, seed: int) -> None:
-        """Draw messages by `seed`."""
-        self._llm = llm
-        self._vocab_size = vocab_size
-        self._random = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    def message(length: int = MESSAGE_TOKENS) -> list[int]:
+        return [BEGINS_MESSAGE, *(draw.randrange(3, vocab_size) for _ in range(length - 1))]
 
-    def message(self, num_tokens: int) -> list[int]:
-        """Return a message of random tokens that begins with a special one."""
-        return [BEGINS_MESSAGE, *(self._random.randrange(3, self._vocab_size) for _ in range(num_tokens - 1))]
+    def conversation() -> list[int]:
+        lengths = [MESSAGE_TOKENS] * (num_tokens // MESSAGE_TOKENS) + [num_tokens % MESSAGE_TOKENS]
+        return [token for length in lengths if length for token in message(length)]
 
-    def conversation(self, num_tokens: int) -> list[int]:
-        """Return messages of so many tokens together."""
-        tokens: list[int] = []
-        while len(tokens) < num_tokens:
-            tokens += self.message(min(MESSAGE_TOKENS, max(1, num_tokens - len(tokens))))
-        return tokens
+    def answer(prompt: list[int], name: str, *, num_new: int = 0) -> list[int]:
+        """Return the answer to a prompt, and note what its first token took under `name`."""
+        first, whole = (
+            SamplingParams(temperature=0, ignore_eos=True, max_tokens=count) for count in (1, ANSWER_TOKENS)
+        )
+        completions: list[Any] = []
+        seconds = seconds_of(lambda: completions.extend(llm.generate([prompt], first, use_tqdm=False)))
+        computed = len(prompt) - completions[0].num_cached_tokens
+        found[name] = {"ttft_s": seconds, "computed": computed, "beyond": computed - num_new}
+        return list(llm.generate([prompt], whole, use_tqdm=False)[0].token_ids)
 
-    def answer(self, prompt: list[int]) -> tuple[list[int], float, int]:
-        """Return the answer to a prompt, the seconds to its first token, and the prompt's tokens that were computed."""
-        first = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1)
-        started = time.perf_counter()
-        (completion,) = self._llm.generate([prompt], first, use_tqdm=False)
-        seconds = time.perf_counter() - started
-        rest = SamplingParams(temperature=0, ignore_eos=True, max_tokens=ANSWER_TOKENS)
-        (whole,) = self._llm.generate([prompt], rest, use_tqdm=False)
-        return list(whole.token_ids), seconds, len(prompt) - completion.num_cached_tokens
-
-
-def measure(llm: LLM, *, num_tokens: int, vocab_size: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return, by turn, the seconds to its first token and how many tokens it computed beyond its new message."""
-    turns = Turns(llm, vocab_size=vocab_size, seed=seed)
-    prompt, other = turns.conversation(num_tokens), turns.conversation(num_tokens)
-    results: dict[str, dict[str, float]] = {}
-
-    def ask(name: str, prompt: list[int], *, num_new: int) -> list[int]:
-        answer, seconds, computed = turns.answer(prompt)
-        results[name] = {"ttft_s": seconds, "computed": computed, "beyond": computed - num_new}
-        return answer
-
-    answer = ask("cold", prompt, num_new=num_tokens)
-    ask("regenerated", prompt, num_new=0)
-    edited = [*prompt[: -prompt[::-1].index(BEGINS_MESSAGE) - 1], *turns.message(MESSAGE_TOKENS)]
-    ask("edited", edited, num_new=MESSAGE_TOKENS)
-    appended = [*prompt, *answer, *turns.message(MESSAGE_TOKENS)]
-    answer = ask("appended", appended, num_new=MESSAGE_TOKENS + 1)  # the last token of an answer is not computed in it
-    turns.answer(other)
-    ask("in turns", [*appended, *answer, *turns.message(MESSAGE_TOKENS)], num_new=MESSAGE_TOKENS + 1)
-    return results
+    prompt, other = conversation(), conversation()
+    said = answer(prompt, "cold", num_new=num_tokens)
+    answer(prompt, "regenerated")
+    edited = [*prompt[: -prompt[::-1].index(BEGINS_MESSAGE) - 1], *message()]
+    answer(edited, "edited", num_new=MESSAGE_TOKENS)
+    prompt = [*prompt, *said, *message()]
+    said = answer(prompt, "appended", num_new=MESSAGE_TOKENS + 1)  # the last token of an answer is not computed in it
+    answer(other, "another", num_new=num_tokens)
+    del found["another"]
+    answer([*prompt, *said, *message()], "in turns", num_new=MESSAGE_TOKENS + 1)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,34 +74,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--num-tokens", type=int, default=15_000, help="of the first prompt")
     args = parser.parse_args(arguments)
-    num_tokens, rounds = (600, 1) if args.quick else (args.num_tokens, args.rounds)
-
-    options: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": num_tokens + 1_000, "device": args.device}
+    if args.quick:
+        args.num_tokens, args.rounds = 600, 1
+    options: dict[str, Any] = {"max_batch_size": 4, "max_seq_len": args.num_tokens + 1_000, "device": args.device}
     vocab_size = SHAPES[args.shape]["vocab_size"]
     with tempfile.TemporaryDirectory() as folder:
         write_config(args.shape, Path(folder))
         write_tokenizer(Path(folder), vocab_size=vocab_size, max_length=options["max_seq_len"])
         llm = LLM(folder, load_format="dummy", **options, **NO_DRAFTS)
-    block_size = llm.info.block_size
-    runs = [measure(llm, num_tokens=num_tokens, vocab_size=vocab_size, seed=seed) for seed in range(rounds)]
-
-    cold = statistics.median(run["cold"]["ttft_s"] for run in runs)
-    rows = []
-    for name in runs[0]:
-        ttft = statistics.median(run[name]["ttft_s"] for run in runs)
-        computed = max(run[name]["computed"] for run in runs)
-        rows.append([name, f"{computed:.0f}", f"{1e3 * ttft:.1f}", f"{100 * ttft / cold:.1f}"])
-    head = [f"{args.shape}, {num_tokens} tokens", "computed", "first token, ms", "of cold, %"]
+    runs = [measure(llm, num_tokens=args.num_tokens, vocab_size=vocab_size, seed=seed) for seed in range(args.rounds)]
+    found = {name: medians([run[name] for run in runs]) for name in runs[0]}
+    cold_s = found["cold"]["ttft_s"]
+    rows = [
+        [name, f"{each['computed']:.0f}", f"{1e3 * each['ttft_s']:.1f}", f"{100 * each['ttft_s'] / cold_s:.1f}"]
+        for name, each in found.items()
+    ]
+    head = [f"{args.shape}, {args.num_tokens} tokens", "computed", "first token, ms", "of cold, %"]
     print(f"\n{table(head, rows)}")
-    if not args.quick:
-        save(f"turns-{args.shape}", {"shape": args.shape, "num_tokens": num_tokens, "runs": runs}, args.out)
-    return judge([limit(run, block_size) for run in runs])
-
-
-def limit(run: dict[str, dict[str, float]], block_size: int) -> Limit:
-    """Return the limit of what turns compute beyond their new message."""
-    return Limit(
-        what="tokens that a turn computes beyond its new message",
-        value=max(each["beyond"] for each in run.values()),
-        most=block_size,
-    )
+    save(f"turns-{args.shape}", {"shape": args.shape, "num_tokens": args.num_tokens, "runs": runs}, args)
+    most = max(each["beyond"] for run in runs for each in run.values())
+    what = "tokens that a turn computes beyond its new message"
+    return judge([Limit(what=what, value=most, most=llm.info.block_size)])

@@ -33,6 +33,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/cpu.md", "## Where a step's time goes"),
         ("docs/gpu.md", "### An H200"),
         ("docs/gpu.md", "### An H100"),
+        ("docs/platforms.md", "## A busy machine"),
     ),
     _BY_HAND_HERE: (
         ("docs/benchmarks.md", "## Kernels on a CPU"),
@@ -49,7 +50,10 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "a real model's text, and llama.cpp, are not in this repository": (("docs/quantization.md", "### A real model"),),
     "`examples/nanogpt/train.py` on a text that is not in this repository": (("docs/nanogpt.md", "## Training"),),
     "measured by a test, which prints it": (("docs/coverage.md", "## The gaps"),),
-    "computed from the compiled kernels, without a GPU": (("docs/kernels.md", "## Prefill attention's tiles"),),
+    "computed from the compiled kernels, without a GPU": (
+        ("docs/kernels.md", "## Prefill attention's tiles"),
+        ("docs/kernel-report.md", "## Main loops"),
+    ),
     "simulated, at the commit that it names": (
         ("docs/scaling.md", "# Scaling, on paper"),
         ("docs/scaling.md", "## How much busier a replica may be"),

@@ -1,7 +1,7 @@
 """The parts of a publication: results, and the tables and pictures that are drawn from them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ Json = dict[str, Any]
 """A result's file: `environment` and what was measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """A file in `benchmarks/results`, and the command that measures it.
 
@@ -25,11 +25,12 @@ class Result:
     name: str
     command: str | None = None
     minutes: float = 0.0
+    _: KW_ONLY
     elsewhere: str = ""
     measures: tuple[str, ...] = (":(glob)packages/*/src/**",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Text of a page, between `<!-- published: NAME -->` and `<!-- /published -->`.
 
@@ -39,17 +40,26 @@ class Table:
         render: takes their JSON in this order, and returns Markdown.
         measured: how the sentence above begins that says where the first of them was measured, a format of its fields;
             empty: the text has none, or its own.
-        rounds: the number of rounds whose medians these are; None: the page says it.
+        rounds: the place in the first of them of the rounds whose medians these are, `*` for any name; empty: the page
+            says it.
     """
 
     name: str
     sources: tuple[str, ...]
     render: Callable[..., str]
+    _: KW_ONLY
     measured: str = "Measured"
-    rounds: Callable[[Json], int] | None = None
+    rounds: tuple[str | int, ...] = ()
+
+    def num_rounds(self, result: Json) -> int | None:
+        """Return how many rounds a result has."""
+        found: Any = result
+        for key in self.rounds:
+            found = next(iter(found.values())) if key == "*" else found[key]
+        return len(found) if self.rounds else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A PNG in `docs/images`.
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from PIL.PngImagePlugin import PngImageFile, PngInfo
 from infer_bench.publish.declared import Json, Picture, Result, Table
 from infer_bench.publish.markers import fill, names_in
 from infer_bench.publish.published import PICTURES, RESULTS, TABLES
-from infer_bench.publish.tables.words import measured_on, sections
 from infer_bench.publish.tree import commits_since, has_history, is_ancestor
-from infer_bench.results import IMAGES, ROOT
+from infer_bench.publish.words import measured_on
+from infer_bench.results import IMAGES, ROOT, sections
 from infer_bench.results import RESULTS as RESULTS_FOLDER
 
 STAMP = "Source"
@@ -60,8 +60,7 @@ def text_of(table: Table) -> str | None:
     found = [load(source) for source in table.sources]
     text = table.render(*found)
     if table.measured:
-        rounds = table.rounds(found[0]) if table.rounds else None
-        what = table.measured.format_map(found[0])
+        what, rounds = table.measured.format_map(found[0]), table.num_rounds(found[0])
         text = sections(measured_on(table.sources[0], found[0], what=what, rounds=rounds), text)
     is_old = any(age_of(result) > OLD for result in RESULTS if result.name in table.sources)
     return f"{text}\n\n{OLD_NUMBERS}" if is_old and "\n" in text else text
@@ -98,34 +97,25 @@ def render_pages() -> list[Path]:
 
 
 def render_pictures(sources: Collection[str], *, drawn: Path | None = None) -> list[Path]:
-    """Draw and stamp the pictures of these results; return their paths.
+    """Draw and stamp the pictures of these results, where they are there; return their paths.
 
     Args:
         sources: names of results.
         drawn: the folder in which commands have drawn pictures of their own; None: those are left as they are.
     """
-    return [
-        stamp(path, picture)
-        for picture in pictures_of(sources)
-        for path in [IMAGES / picture.name]
-        if _draw(picture, path, drawn)
-    ]
-
-
-def pictures_of(sources: Collection[str]) -> Iterable[Picture]:
-    """Return the pictures that show these results, where they are there."""
-    return [picture for picture in PICTURES if picture.source in sources and result_path(picture.source).exists()]
-
-
-def _draw(picture: Picture, path: Path, drawn: Path | None) -> bool:
-    """Write a picture; return whether it could be."""
-    if picture.draw is not None:
-        picture.draw(load(picture.source), path)
-        return True
-    if drawn is not None and (drawn / picture.name).exists():
-        shutil.copyfile(drawn / picture.name, path)
-        return True
-    return False
+    paths = []
+    for picture in PICTURES:
+        path = IMAGES / picture.name
+        if picture.source not in sources or not result_path(picture.source).exists():
+            continue
+        if picture.draw is not None:
+            picture.draw(load(picture.source), path)
+        elif drawn is not None and (drawn / picture.name).exists():
+            shutil.copyfile(drawn / picture.name, path)
+        else:
+            continue
+        paths.append(stamp(path, picture))
+    return paths
 
 
 def stamp(path: Path, picture: Picture) -> Path:

@@ -12,7 +12,10 @@ has ended.
 """
 
 import argparse
+import json
 import os
+import re
+import shlex
 import sys
 import tempfile
 import time
@@ -20,14 +23,19 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from infer_bench.checkpoints import write_checkpoint
 from infer_bench.publish.check import problems
-from infer_bench.publish.commands import Checkpoints, published, run_command, timeout_of, words_of
-from infer_bench.publish.declared import Result
+from infer_bench.publish.declared import Json, Result
 from infer_bench.publish.published import RESULTS
 from infer_bench.publish.render import pages, render_pages, render_pictures, save
 from infer_bench.publish.tree import changed_files, head_commit
-from infer_bench.results import IMAGES, ROOT
+from infer_bench.quality import smollm
+from infer_bench.results import COMMIT_VARIABLE, IMAGES, ROOT
 from infer_bench.results import RESULTS as RESULTS_FOLDER
+from infer_bench.server.processes import run_limited
+
+MOST_TIMES, SPARE_S = 5, 600.0
+"""A command that takes so many times its minutes, and so many seconds more, hangs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--check", action="store_true", help="print what does not agree")
     args = parser.parse_args(arguments)
     chosen = [result for name, result in own.items() if name in (args.only or own)]
-    if args.list:
-        print_list()
-    elif args.dry_run:
+    if args.list or args.dry_run:
         print_plan(chosen)
+        elsewhere = [result for result in RESULTS if result.elsewhere] if args.list else []
+        print("".join(f"elsewhere  {result.name}: {result.elsewhere}\n" for result in elsewhere), end="")
     elif args.render:
         render([result.name for result in (chosen if args.only else RESULTS)])
     elif args.check:
@@ -67,7 +75,6 @@ def publish(chosen: Sequence[Result]) -> int:
     began_s = time.monotonic()
     print_plan(chosen)
     with tempfile.TemporaryDirectory(prefix="publish-") as made:
-        checkpoints = Checkpoints(Path(made) / "checkpoints")
         for number, result in enumerate(chosen, start=1):
             minutes = (time.monotonic() - began_s) / 60
             print(
@@ -76,7 +83,7 @@ def publish(chosen: Sequence[Result]) -> int:
                 flush=True,
             )
             try:
-                problem = measure(result, checkpoints, commit=commit, out=Path(made) / result.name)
+                problem = measure(result, Path(made) / "checkpoints", commit=commit, out=Path(made) / result.name)
             except Exception:  # noqa: BLE001 - an hour of measuring must not be lost to one table
                 traceback.print_exc()
                 problem = f"{result.name}: its tables or pictures could not be made; its file is written."
@@ -91,25 +98,52 @@ def publish(chosen: Sequence[Result]) -> int:
     return 1 if failed else 0
 
 
-def measure(result: Result, checkpoints: Checkpoints, *, commit: str, out: Path) -> str:
+def measure(result: Result, checkpoints: Path, *, commit: str, out: Path) -> str:
     """Run one command and publish what it saved; return what went wrong, or nothing."""
     load_before = os.getloadavg()[0]
-    code = run_command(words_of(result, checkpoints, out), commit=commit, timeout_s=timeout_of(result))
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # `python` is this one
+        COMMIT_VARIABLE: commit,  # as results that are written meanwhile are no changes
+    }
+    timeout_s = SPARE_S + MOST_TIMES * 60 * result.minutes
+    code = run_limited(words_of(result, checkpoints, out), timeout_s=timeout_s, variables=variables)
     saved = out / f"{result.name}.json"
     if not saved.exists():
         return f"{result.name}: exit code {code}, and no result; the published one is left as it is."
     if changed := changes(but_outputs=True):
         return f"{result.name}: not published, as {', '.join(changed)} changed meanwhile."
-    found = published(
-        saved.read_text(encoding="utf-8"),
-        result,
-        commit=commit,
-        load_before=load_before,
-        checkpoints=checkpoints.folder,
-    )
-    save(result.name, found)
+    facts = {"command": result.command, "commit": commit, "load_average_before": round(load_before, 2)}
+    save(result.name, published(saved.read_text(encoding="utf-8"), facts, checkpoints=checkpoints))
     render([result.name], drawn=out)
     return f"{result.name}: exit code {code}; its result is published all the same." if code else ""
+
+
+def words_of(result: Result, checkpoints: Path, out: Path) -> list[str]:
+    """Return the program and the arguments that measure `result` into the folder `out`."""
+    assert result.command is not None
+    command = re.sub(r"\{checkpoint:([^}]*)\}", lambda match: str(checkpoint(match[1], checkpoints)), result.command)
+    program, name, *rest = shlex.split(command)
+    assert program == "infer-bench"
+    return [sys.executable, "-m", "infer_bench", name, "--out", str(out), *rest]
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """Return a shape's random weights, or SmolLM2's own, as a checkpoint in `folder`; it is made the first time."""
+    made = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    if not made.exists() and name == smollm.NAME:
+        made.symlink_to(smollm.smollm_folder(), target_is_directory=True)
+    elif not made.exists():
+        write_checkpoint(name, made)
+    return made
+
+
+def published(text: str, facts: Json, *, checkpoints: Path) -> Json:
+    """Return what a command saved as it is published: without paths of this machine, with `facts` as declared."""
+    for path, name in ((f"{checkpoints}", "CHECKPOINTS"), (sys.executable, "python"), (f"{ROOT}/", "")):
+        text = text.replace(path, name)
+    found: Json = json.loads(text)
+    return found | {"environment": found["environment"] | facts}
 
 
 def render(names: Sequence[str], *, drawn: Path | None = None) -> None:
@@ -130,11 +164,3 @@ def print_plan(chosen: Sequence[Result]) -> None:
     for result in chosen:
         print(f"{result.minutes:5.1f} min  {result.name}: {result.command}")
     print(f"{sum(result.minutes for result in chosen):5.1f} min  all, on two quiet cores")
-
-
-def print_list() -> None:
-    """Print all results: those that a publication measures, and those from elsewhere with what they need."""
-    print_plan([result for result in RESULTS if not result.elsewhere])
-    for result in RESULTS:
-        if result.elsewhere:
-            print(f"elsewhere  {result.name}: {result.elsewhere}")

@@ -8,20 +8,12 @@ from infer_bench.results import ROOT
 
 
 def changed_files() -> list[str]:
-    """Return the files that differ from the commit or are not in it, relative to the repository.
-
-    Raises:
-        RuntimeError: git is not there, or this is no repository.
-    """
+    """Return the files that differ from the commit or are not in it, relative to the repository."""
     return [line[3:].partition(" -> ")[2] or line[3:] for line in git("status", "--porcelain").splitlines()]
 
 
 def head_commit() -> str:
-    """Return the commit of the working tree, twelve digits of it.
-
-    Raises:
-        RuntimeError: git is not there, or this is no repository.
-    """
+    """Return the commit of the working tree, twelve digits of it."""
     return git("rev-parse", "--short=12", "HEAD").strip()
 
 
@@ -52,7 +44,7 @@ def git(*arguments: str) -> str:
     """Return what git prints.
 
     Raises:
-        RuntimeError: git is not there, or it failed.
+        RuntimeError: git is not there, or it failed, as where there is no repository.
     """
     program = shutil.which("git")
     if program is None:
@@ -60,7 +52,6 @@ def git(*arguments: str) -> str:
     command = [program, "-C", str(ROOT), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git, with our arguments
     if ended.returncode:
-        raise RuntimeError(
-            f"`git {' '.join(arguments)}` ended with exit code {ended.returncode}: {ended.stderr.strip()}"
-        )
+        what, why = " ".join(arguments), ended.stderr.strip()
+        raise RuntimeError(f"`git {what}` ended with exit code {ended.returncode}: {why}")
     return ended.stdout

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from infer_bench.limits import Limit, judge
 from infer_bench.results import Columns, argument_parser, columns_table, save
 from infer_bench.weight_memory import weight_bytes
 from infer_models import CausalLM, CausalView, ModelConfig, load_model
@@ -64,14 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         losses[quantization] = Loss(nats_per_token=nats, ratio=ratio, weight_bytes=weight_bytes(model))
     print(f"\n{args.model or 'the demo model'}, {len(ids)} held-out tokens in windows of {context}\n")
     print(loss_table(losses))
-    if not args.quick:
-        found = {quantization: asdict(loss) for quantization, loss in losses.items()}
-        facts = {"model": args.model, "text": args.text.name, "num_tokens": len(ids), "context": context}
-        save(f"quantization-loss-{Path(folder).name}", {**facts, "losses": found}, args.out)
-    too_large = [name for name, most in args.most.items() if losses[name].ratio > most]
-    for name in too_large:
-        print(f"\n{name}: the loss is {losses[name].ratio:.4f} times, wanted {args.most[name]:g}", file=sys.stderr)
-    return 1 if too_large else 0
+    found = {quantization: asdict(loss) for quantization, loss in losses.items()}
+    facts = {"model": args.model, "text": args.text.name, "num_tokens": len(ids), "context": context}
+    save(f"quantization-loss-{Path(folder).name}", {**facts, "losses": found}, args)
+    return judge(
+        [Limit(what=f"loss of {name}", value=losses[name].ratio, most=most) for name, most in args.most.items()]
+    )
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

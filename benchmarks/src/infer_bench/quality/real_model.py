@@ -18,6 +18,7 @@ is lost by rounding weights, the rest by rounding the inputs of products.
 """
 
 import math
+import operator
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from torch.nn import functional
 from infer_bench.quality.quantization_loss import PLAIN, held_out_part, load_packed
 from infer_bench.quality.questions import QUESTIONS
 from infer_bench.quality.smollm import PackageUnavailableError, smollm_folder
-from infer_bench.results import argument_parser, documentation, save, table
+from infer_bench.results import Columns, argument_parser, columns_table, documentation, save
 from infer_bench.weight_memory import bf16_bytes, weight_bytes
 from infer_engine import LLM, SamplingParams
 from infer_models import CausalLM, CausalView, load_model, save_model
@@ -106,17 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         judgements = judge(sides, windows, questions)
     print(f"\n{folder.name}, {windows.numel()} tokens in windows of {windows.shape[1]}\n")
     print(judgement_table(judgements, num_questions=len(questions)))
-    if not args.quick:
-        facts = {
-            "model": folder.name,
-            "text": "documentation" if args.text is None else args.text.name,
-            "text_sha256": sha256(text.encode()).hexdigest(),
-            "num_tokens": windows.numel(),
-            "context": args.context,
-            "num_questions": len(questions),
-        }
-        found = {name: asdict(each) for name, each in judgements.items()}
-        save("real-model", {**facts, "judgements": found}, args.out)
+    facts = {
+        "model": folder.name,
+        "text": "documentation" if args.text is None else args.text.name,
+        "text_sha256": sha256(text.encode()).hexdigest(),
+        "num_tokens": windows.numel(),
+        "context": args.context,
+        "num_questions": len(questions),
+    }
+    save("real-model", {**facts, "judgements": {name: asdict(each) for name, each in judgements.items()}}, args)
     return 0
 
 
@@ -205,7 +204,7 @@ def transformers_answers(folder: Path, questions: Sequence[str]) -> Answers:
 
 def count_same(left: Answers, right: Answers) -> int:
     """Return how many answers are equal."""
-    return sum(ours == theirs for ours, theirs in zip(left, right, strict=True))
+    return sum(map(operator.eq, left, right))
 
 
 @torch.no_grad()
@@ -224,23 +223,19 @@ def write_dequantized(source: Path, quantization: Any, folder: Path) -> Path:
 
 def judgement_table(judgements: dict[str, Judgement], *, num_questions: int) -> str:
     """Return a row for each side."""
-    rows = [
-        [
-            name,
-            f"{each.nats_per_token:.4f}",
-            f"{each.ratio - 1:+.2%}",
-            f"{each.standard_error:.4f}",
-            f"{each.second_half:.4f}",
-            _of(each.same_answers, num_questions),
-            _of(each.same_as_fp32, num_questions),
-            f"{each.weight_bytes / 1e6:.1f} MB",
-            f"{each.share_of_bf16:.3f}",
-        ]
-        for name, each in judgements.items()
-    ]
-    loss, same = ["nats per token", "more", "its error", "second halves"], ["as the first", "as fp32"]
-    return table(["weights", *loss, *same, "memory", "of bf16"], rows)
 
+    def part(count: int | None) -> str:
+        return "-" if count is None else f"{count} of {num_questions}"
 
-def _of(part: int | None, whole: int) -> str:
-    return "-" if part is None else f"{part} of {whole}"
+    columns: Columns = {
+        "weights": lambda row: row[0],
+        "nats per token": lambda row: f"{row[1].nats_per_token:.4f}",
+        "more": lambda row: f"{row[1].ratio - 1:+.2%}",
+        "its error": lambda row: f"{row[1].standard_error:.4f}",
+        "second halves": lambda row: f"{row[1].second_half:.4f}",
+        "as the first": lambda row: part(row[1].same_answers),
+        "as fp32": lambda row: part(row[1].same_as_fp32),
+        "memory": lambda row: f"{row[1].weight_bytes / 1e6:.1f} MB",
+        "of bf16": lambda row: f"{row[1].share_of_bf16:.3f}",
+    }
+    return columns_table(columns, judgements.items())

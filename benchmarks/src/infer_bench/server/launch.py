@@ -4,11 +4,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from infer_bench.shapes import NO_DRAFTS_FLAGS, write_config
 from infer_models.hub import DEMO_MODEL_NAME
@@ -16,16 +15,8 @@ from infer_models.hub import DEMO_MODEL_NAME
 _LISTENS = re.compile(r"listens on (\S+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnServer:
-    """A running server.
-
-    Attributes:
-        url: where it listens.
-        flags: what it was started with.
-        banner: what it printed.
-        process: its process.
-    """
+class OwnServer(NamedTuple):
+    """A running server: where it listens, what it was started with, what it printed, and its process."""
 
     url: str
     flags: tuple[str, ...]
@@ -61,6 +52,15 @@ def serving(
                 yield OwnServer(url=_LISTENS.findall(banner)[0], flags=all_flags, banner=banner, process=process)
             finally:
                 process.terminate()
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Return fields of `EngineConfig` as `infer-server` takes them."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return words
 
 
 def _read_banner(process: "subprocess.Popen[str]") -> str:

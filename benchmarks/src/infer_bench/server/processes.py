@@ -1,16 +1,66 @@
-"""The processes behind a server on this machine: their memory, and the variables that they run with."""
+"""Processes of this machine: commands with a time limit, ended with all that they started; memory behind a server."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
 
-_CORE = "infer_engine.assembly.core_process"
+TIMED_OUT = 124
+"""The exit code of a command that took longer than it may."""
+END_S = 60.0
+"""Seconds that a command has to end once it is asked to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidentMemory:
+def run_limited(
+    words: Sequence[str],
+    *,
+    timeout_s: float,
+    variables: Mapping[str, str] | None = None,
+    output: IO[bytes] | None = None,
+    folder: Path | None = None,
+) -> int:
+    """Run a command to its end; return its exit code, `TIMED_OUT` where it took longer than it may.
+
+    Args:
+        words: the program and its arguments.
+        timeout_s: seconds that it may take.
+        variables: environment variables, beside those of this process.
+        output: a file for standard output and standard error; None leaves them where this process has its own.
+        folder: in which it runs; None: where this process does.
+    """
+    errors = None if output is None else subprocess.STDOUT
+    environment = os.environ | (variables or {})
+    process = subprocess.Popen(  # noqa: S603 - our own commands
+        words, cwd=folder, env=environment, stdout=output, stderr=errors, start_new_session=True
+    )
+    with ended_with_all(process):
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
+
+
+@contextmanager
+def ended_with_all(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Ask a process that leads a session to end, however this is left, and kill what it has started and left."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class ResidentMemory(NamedTuple):
     """The memory of processes, each page once.
 
     Attributes:
@@ -21,11 +71,6 @@ class ResidentMemory:
 
     own_bytes: int
     file_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Both."""
-        return self.own_bytes + self.file_bytes
 
 
 def processes_behind(url: str) -> list[psutil.Process]:
@@ -53,10 +98,4 @@ def resident_memory(processes: Sequence[psutil.Process]) -> ResidentMemory:
         for mapped in process.memory_maps(grouped=True):
             own_bytes += mapped.anonymous
             files[mapped.path] = max(files.get(mapped.path, 0), mapped.rss - mapped.anonymous)
-    return ResidentMemory(own_bytes=own_bytes, file_bytes=sum(files.values()))
-
-
-def core_environment(processes: Sequence[psutil.Process]) -> dict[str, str]:
-    """Return the variables of the process that computes, or of the first one where none is for that alone."""
-    cores = [process for process in processes if _CORE in process.cmdline()]
-    return (cores or processes)[0].environ()
+    return ResidentMemory(own_bytes, sum(files.values()))

@@ -34,23 +34,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 
 from infer_bench.agreement import compare_texts
-from infer_bench.client.load import RequestResult, run_workload
+from infer_bench.client.load import RequestResult, run_workload, whole
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
-from infer_bench.processes import ended_with_all
-from infer_bench.results import argument_parser, medians, save, table
+from infer_bench.results import argument_parser, in_turns, medians, save, table
 from infer_bench.server.metrics import describe, served_model
-from infer_bench.server.processes import processes_behind, resident_memory
+from infer_bench.server.processes import ended_with_all, processes_behind, resident_memory
 from infer_bench.shapes import NO_DRAFTS_FLAGS
 from infer_models.hub import resolve_checkpoint
 
@@ -67,96 +67,76 @@ Turn = dict[str, float]
 """What one side did in one round: of rates more is better, of milliseconds less is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Race:
-    """The measurements of all sides.
-
-    Attributes:
-        commands: commands of the servers, with `{port}`, by side.
-        turns: every round, by side.
-        texts: the answers of the warm-up, by side.
-    """
-
-    commands: Mapping[str, Sequence[str]]
-    turns: dict[str, list[Turn]]
-    texts: dict[str, list[str]]
-
-    @property
-    def medians(self) -> dict[str, Turn]:
-        """The median of every number, by side."""
-        return {side: medians(found) for side, found in self.turns.items()}
-
-    def as_json(self, scale: float) -> dict[str, object]:
-        """The saved result of every race."""
-        commands = {side: shlex.join(command) for side, command in self.commands.items()}
-        return {"scale": scale, "commands": commands, "turns": self.turns, "medians": self.medians}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare ours with peers, print the tables and save the result."""
     args = read_arguments(arguments)
     folder = resolve_checkpoint(args.model)
     files = [folder] if folder.is_file() else folder.glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
-    race = run_race(
-        {OURS: own_command(folder, PLAIN, args), **args.peer},
-        args,
-        idle=lambda url: {IDLE_MEMORY: (idle_bytes(url) - weights) / 1e9},
-    )
-    print(f"\n{tables(race.turns)}")
-    agreements = {peer: compare_texts(race.texts[OURS], race.texts[peer]) for peer in args.peer}
+    commands = {OURS: own_command(folder, PLAIN, args), **args.peer}
+    turns, texts = run_race(commands, args, memory=IDLE_MEMORY, less_bytes=weights)
+    found, agreements = medians_of(turns), {peer: compare_texts(texts[OURS], texts[peer]) for peer in args.peer}
+    print(f"\n{spread_table(turns)}")
+    print_ratios(f"{OURS}, times better than", {peer: ratios(found[OURS], found[peer]) for peer in args.peer})
     for peer, agreement in agreements.items():
         print(f"\n{OURS} and {peer}: {agreement}")
-    if not args.quick:
-        found = {"agreements": {peer: agreement.as_json() for peer, agreement in agreements.items()}}
-        save(args.name or f"peers-{Path(args.model).resolve().name}", race.as_json(args.scale) | found, args.out)
+    result = saved_race(commands, turns, args)
+    result |= {"agreements": {peer: agreement._asdict() for peer, agreement in agreements.items()}}
+    save(args.name or f"peers-{Path(args.model).resolve().name}", result, args)
 
 
 def main_of_quantized(arguments: Sequence[str] | None = None) -> None:
     """Compare our quantized weights with none and with peers' own, print the tables and save the result."""
     args = read_quantized_arguments(arguments)
     folder = resolve_checkpoint(args.model)
-    commands = {ours(scheme): own_command(folder, scheme, args) for scheme in args.schemes}
+    commands = {f"{OURS} {scheme}": own_command(folder, scheme, args) for scheme in args.schemes}
     for peers in args.peer.values():
         commands |= peers
-    race = run_race(commands, args, idle=lambda url: {ALL_MEMORY: idle_bytes(url) / 1e9})
-    compared = {f"{own} / {other}": (own, other) for own, other in pairs(args.schemes, args.peer)}
-    better = compare(race, compared)
-    print(f"\n{spread_table(race.turns)}")
-    if better:
-        print(f"\n{ratio_table('times better', better)}")
-    if not args.quick:
-        agreements = {
-            title: compare_texts(race.texts[own], race.texts[other]).as_json()
-            for title, (own, other) in compared.items()
-        }
-        found = {"ratios": better, "agreements": agreements}
-        save(f"quantized-peers-{Path(args.model).resolve().name}", race.as_json(args.scale) | found, args.out)
+    turns, texts = run_race(commands, args, memory=ALL_MEMORY)
+    found, compared = medians_of(turns), {f"{own} / {other}": (own, other) for own, other in pairs(args)}
+    better = {title: ratios(found[own], found[other]) for title, (own, other) in compared.items()}
+    print(f"\n{spread_table(turns)}")
+    print_ratios("times better", better)
+    agreements = {title: compare_texts(texts[own], texts[other])._asdict() for title, (own, other) in compared.items()}
+    result = saved_race(commands, turns, args) | {"ratios": better, "agreements": agreements}
+    save(f"quantized-peers-{Path(args.model).resolve().name}", result, args)
 
 
-def run_race(commands: Mapping[str, Sequence[str]], args: argparse.Namespace, *, idle: Callable[[str], Turn]) -> Race:
+def run_race(
+    commands: Mapping[str, Command], args: argparse.Namespace, *, memory: str, less_bytes: int = 0
+) -> tuple[dict[str, list[Turn]], dict[str, list[str]]]:
     """Let every side take its turn in every round, alone on the machine; the order turns with every round.
 
-    Args:
-        commands: commands of the servers, with `{port}`, by side.
-        args: has `rounds`, the turns of every side, `scale`, the factor on lengths, and `start_s`.
-        idle: what to note of a server, given its URL, before it is asked.
-
-    Raises:
-        RuntimeError: a server did not start, or did not answer as it was asked to.
+    Returns:
+        By side every round, and the answers of the warm-up.
     """
-    race = Race(commands=commands, turns={side: [] for side in commands}, texts={})
-    for number in range(args.rounds):
-        for side in commands if number % 2 == 0 else reversed(list(commands)):
-            print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
-            began_s = time.monotonic()
-            with running(commands[side], start_s=args.start_s) as url:
-                noted = {"start, s": time.monotonic() - began_s, **idle(url)}
-                warm_up = asyncio.run(ask(url, batch("warm-up", args.scale)))
-                take_turn(url, "warm-up", args.scale)
-                race.turns[side].append(take_turn(url, f"{number}", args.scale) | noted)
-            race.texts.setdefault(side, [result.text for result in warm_up])
-    return race
+    texts: dict[str, list[str]] = {}
+
+    def turn(side: str, number: int) -> Turn:
+        print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
+        began_s = time.monotonic()
+        with running(commands[side], start_s=args.start_s) as url:
+            noted = {"start, s": time.monotonic() - began_s}
+            noted[memory] = (sum(resident_memory(processes_behind(url))) - less_bytes) / 1e9
+            warm_up = asyncio.run(ask(url, batch("warm-up", args.scale)))
+            take_turn(url, "warm-up", args.scale)
+            texts.setdefault(side, [result.text for result in warm_up])
+            return take_turn(url, f"{number}", args.scale) | noted
+
+    return in_turns({side: partial(turn, side) for side in commands}, rounds=args.rounds, warm_up=0), texts
+
+
+def medians_of(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Turn]:
+    """Return the medians of every side's rounds."""
+    return {side: medians(rounds) for side, rounds in turns.items()}
+
+
+def saved_race(
+    commands: Mapping[str, Command], turns: Mapping[str, Sequence[Turn]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what results of both kinds have."""
+    words = {side: shlex.join(command) for side, command in commands.items()}
+    return {"scale": args.scale, "commands": words, "turns": turns, "medians": medians_of(turns)}
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -192,7 +172,7 @@ def read_quantized_arguments(arguments: Sequence[str] | None) -> argparse.Namesp
     )
     args = _checked(parser, arguments)
     args.schemes = list(dict.fromkeys(args.schemes))
-    names = {ours(scheme) for scheme in args.schemes}
+    names = {f"{OURS} {scheme}" for scheme in args.schemes}
     peers: dict[str, dict[str, Command]] = {}
     for scheme, name, command in args.peer:
         if scheme not in args.schemes:
@@ -224,11 +204,6 @@ def _checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -
     return args
 
 
-def ours(scheme: str) -> str:
-    """Return what the side is called that serves with `scheme`."""
-    return f"{OURS} {scheme}"
-
-
 def own_command(folder: Path, scheme: str, args: argparse.Namespace) -> Command:
     """Return how our server is started with `scheme`."""
     flags = [] if scheme == PLAIN else shlex.split(args.scheme_flags.replace("{scheme}", scheme))
@@ -237,16 +212,10 @@ def own_command(folder: Path, scheme: str, args: argparse.Namespace) -> Command:
     return [*server, "--no-access-log", "--port", "{port}", *drafts, *flags, *args.serve]
 
 
-def pairs(schemes: Sequence[str], peers: Mapping[str, Mapping[str, Command]]) -> list[tuple[str, str]]:
+def pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return which of our sides are compared with which others: first with ours as it is, then with their peers."""
-    found = [(ours(scheme), ours(PLAIN)) for scheme in schemes if scheme != PLAIN and PLAIN in schemes]
-    return found + [(ours(scheme), name) for scheme in schemes for name in peers.get(scheme, ())]
-
-
-def compare(race: Race, compared: Mapping[str, tuple[str, str]]) -> dict[str, Turn]:
-    """Return how many times better the first of each pair is, by the medians of all rounds."""
-    found = race.medians
-    return {title: ratios(found[own], found[other]) for title, (own, other) in compared.items()}
+    found = [(f"{OURS} {each}", f"{OURS} {PLAIN}") for each in args.schemes if each != PLAIN and PLAIN in args.schemes]
+    return found + [(f"{OURS} {each}", name) for each in args.schemes for name in args.peer.get(each, ())]
 
 
 @contextmanager
@@ -263,48 +232,34 @@ def running(command: Sequence[str], *, start_s: float) -> Iterator[str]:
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - what the user named
     with ended_with_all(process), httpx.Client(base_url=url) as client:
         began_s = time.monotonic()
-        while not is_ready(client):
+        while not _is_ready(client):
             if process.poll() is not None or time.monotonic() - began_s > start_s:
                 raise RuntimeError(f"`{shlex.join(words)}` was not ready; its exit code is {process.poll()}")
             time.sleep(0.05)
         yield url
 
 
-def is_ready(client: httpx.Client) -> bool:
-    """Return whether the server answers `/health` with 200."""
+def _is_ready(client: httpx.Client) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return client.get("/health").status_code == HTTPStatus.OK
     return False
 
 
-def idle_bytes(url: str) -> int:
-    """Return what a server that computes nothing takes, weights included."""
-    return resident_memory(processes_behind(url)).total_bytes
-
-
-async def ask(url: str, workload: Workload) -> list[RequestResult]:
-    """Send all requests at once and wait for every answer, whole.
-
-    Raises:
-        RuntimeError: a request failed, or its answer has another length than was asked for.
-    """
+async def ask(url: str, workload: Workload) -> Sequence[RequestResult]:
+    """Send all requests at once and wait for every answer, whole."""
     model, _ = served_model(await describe(url, headers={}))
-    results = await run_workload(url, workload, model=model, progress=False)
-    for request, result in zip(workload.requests, results, strict=True):
-        if result.error is not None or result.num_tokens != request.max_tokens:
-            counted = f"{result.num_tokens} tokens came of {request.max_tokens}"
-            raise RuntimeError(f"{workload.name}: {result.error or counted}")
-    return results
+    return whole(await run_workload(url, workload, model=model, progress=False), workload)
 
 
 def take_turn(url: str, contents: str, scale: float) -> Turn:
     """Ask a server everything, with prompts that `contents` draws."""
-    batched = summarize(asyncio.run(ask(url, batch(contents, scale))))
-    streams = [
-        summarize(asyncio.run(ask(url, requests(f"stream {contents} {number}", [64], 128, scale))))
-        for number in range(STREAMS)
-    ]
-    prefill = summarize(asyncio.run(ask(url, requests(f"prefill {contents}", [1024], 2, scale))))
+
+    def summary(workload: Workload) -> dict[str, Any]:
+        return summarize(asyncio.run(ask(url, workload)))
+
+    batched = summary(batch(contents, scale))
+    streams = [summary(requests(f"stream {contents} {number}", [64], 128, scale)) for number in range(STREAMS)]
+    prefill = summary(requests(f"prefill {contents}", [1024], 2, scale))
     return {
         "W, tokens/s": batched["output_tokens_per_s"],
         "W, ITL p50, ms": 1e3 * batched["itl_s"]["p50"],
@@ -327,15 +282,10 @@ def batch(contents: str, scale: float) -> Workload:
 def requests(name: str, lengths: Sequence[int], num_new: int, scale: float) -> Workload:
     """Return requests with prompts of these lengths, times `scale`, all at once; `name` draws their tokens."""
     draw = Random(name)  # noqa: S311 - a workload, not a secret
-    planned = [
-        PlannedRequest(
-            arrival_s=0.0,
-            prompt=draw.choices(TOKEN_IDS, k=max(2, round(length * scale))),
-            max_tokens=max(2, round(num_new * scale)),  # a rate is between two tokens
-        )
-        for length in lengths
-    ]
-    return Workload(name=name, requests=tuple(planned), is_closed_loop=False)
+    num_new = max(2, round(num_new * scale))  # a rate is between two tokens
+    prompts = [draw.choices(TOKEN_IDS, k=max(2, round(length * scale))) for length in lengths]
+    planned = tuple(PlannedRequest(arrival_s=0.0, prompt=prompt, max_tokens=num_new) for prompt in prompts)
+    return Workload(name=name, requests=planned, is_closed_loop=False)
 
 
 def ratios(ours: Turn, theirs: Turn) -> Turn:
@@ -343,31 +293,21 @@ def ratios(ours: Turn, theirs: Turn) -> Turn:
     return {name: own / theirs[name] if name.endswith("/s") else theirs[name] / own for name, own in ours.items()}
 
 
-def tables(turns: Mapping[str, Sequence[Turn]]) -> str:
-    """Return the report in Markdown: medians with their spread, and ours over each peer's."""
-    found = {side: medians(rounds) for side, rounds in turns.items()}
-    better = {peer: ratios(found[OURS], found[peer]) for peer in turns if peer != OURS}
-    spreads = spread_table(turns)
-    return f"{spreads}\n\n{ratio_table(f'{OURS}, times better than', better)}" if better else spreads
-
-
 def spread_table(turns: Mapping[str, Sequence[Turn]]) -> str:
     """Return every number's median, with the least and most of all rounds, a column for each side."""
-    found = {side: medians(rounds) for side, rounds in turns.items()}
-    num_rounds = max(len(rounds) for rounds in turns.values())
     rows = []
-    for name in next(iter(found.values())):
-        values = {side: [turn[name] for turn in rounds] for side, rounds in turns.items()}
+    for name in next(iter(turns.values()))[0]:
         digits = 2 if name.endswith("GB") else 1
-        cells = (
-            f"{found[side][name]:.{digits}f} ({min(each):.{digits}f} - {max(each):.{digits}f})"
-            for side, each in values.items()
-        )
-        rows.append([name, *cells])
+        found = [[turn[name] for turn in rounds] for rounds in turns.values()]
+        numbers = [(statistics.median(each), min(each), max(each)) for each in found]
+        rows.append([name, *("{:.{d}f} ({:.{d}f} - {:.{d}f})".format(*each, d=digits) for each in numbers)])
+    num_rounds = max(len(rounds) for rounds in turns.values())
     return table([f"median (least - most of {num_rounds} rounds)", *turns], rows)
 
 
-def ratio_table(head: str, better: Mapping[str, Turn]) -> str:
-    """Return a column for each of `better`: how many times better, number by number."""
-    names = next(iter(better.values()))
-    return table([head, *better], [[name, *(f"{each[name]:.2f}" for each in better.values())] for name in names])
+def print_ratios(head: str, better: Mapping[str, Turn]) -> None:
+    """Print a column for each of `better`: how many times better, number by number."""
+    if better:
+        names = next(iter(better.values()))
+        rows = [[name, *(f"{each[name]:.2f}" for each in better.values())] for name in names]
+        print(f"\n{table([head, *better], rows)}")

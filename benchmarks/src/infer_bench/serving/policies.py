@@ -14,22 +14,22 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from infer_bench.client.load import RequestResult, run_workload
-from infer_bench.client.summary import gaps_s, percentile, ttft_s
+from infer_bench.client.load import RequestResult, run_workload, whole
+from infer_bench.client.summary import gaps_s, metric_words, percentile, ttft_s
 from infer_bench.client.workloads import Workload
 from infer_bench.limits import Limit, judge
-from infer_bench.results import argument_parser, medians, save, table
-from infer_bench.server.launch import serving
-from infer_bench.serving.ablation_plan import CPU, flags, metric_words, plan, server_options
+from infer_bench.results import argument_parser, in_turns, medians, save, table
+from infer_bench.server.launch import flags_of, serving
+from infer_bench.serving.ladder import CPU, plan, server_options
 from infer_engine.scheduling import POLICIES
 
 SHAPE, URGENT, EVERY = CPU.shapes[0], -10, 4
 """The model's shape, the priority of urgent requests, and one of how many is urgent."""
 FIRST = "fcfs"
-Loads = Mapping[str, tuple[str, dict[str, Any]]]
-LOADS: Loads = {
+LOADS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "arrivals": ("chunked_prefill", {"max_batch_size": 8}),
     "small steps": ("paged_attention", {"max_num_batched_tokens": 16, "prefill_chunk_size": 16}),
 }
@@ -47,34 +47,23 @@ METRICS = {
 }
 """Columns of the table."""
 
-Turns = dict[str, dict[str, list[dict[str, float]]]]
-"""By load and policy, the metrics of each round."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table and save the result; return 1 where a limit is missed."""
     parser = argument_parser(__doc__, quick="one round of four arrivals; nothing is judged", rounds=3)
     args = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = str(CPU.num_threads)  # servers inherit it; this process computes nothing
-    loads = dict(list(LOADS.items())[: 1 if args.quick else None])
-    turns = measure(loads, rounds=1 if args.quick else args.rounds, num_requests=EVERY if args.quick else None)
+    loads, rounds, num_requests = (["arrivals"], 1, EVERY) if args.quick else (list(LOADS), args.rounds, None)
+    turns = {
+        load: in_turns(
+            {policy: partial(take_turn, load, policy, num_requests) for policy in POLICIES}, rounds=rounds, warm_up=0
+        )
+        for load in loads
+    }
     result = {"shape": SHAPE, "turns": turns}
     print(f"\n{policies_table(result)}")
-    if args.quick:
-        return 0
-    save("policies", result, args.out)
-    return judge(limits_of(result))
-
-
-def measure(loads: Loads, *, rounds: int, num_requests: int | None = None) -> Turns:
-    """Run every load under every policy, `rounds` times."""
-    turns: Turns = {load: {policy: [] for policy in POLICIES} for load in loads}
-    for number in range(rounds):
-        for load, (name, options) in loads.items():
-            workload = with_urgent(plan(CPU, SHAPE, name, contents=number, num_requests=num_requests))
-            for policy, found in turns[load].items():
-                found.append(take_turn(workload, options | {"scheduler_policy": policy}))
-    return turns
+    save("policies", result, args)
+    return 0 if args.quick else judge(limits_of(result))
 
 
 def with_urgent(workload: Workload) -> Workload:
@@ -86,21 +75,18 @@ def with_urgent(workload: Workload) -> Workload:
     return replace(workload, requests=tuple(requests))
 
 
-def take_turn(workload: Workload, options: dict[str, Any]) -> dict[str, float]:
-    """Ask a server with these options; return its metrics.
-
-    Raises:
-        RuntimeError: a request failed.
-    """
+def take_turn(load: str, policy: str, num_requests: int | None, number: int) -> dict[str, float]:
+    """Ask a server with a policy; return its metrics in a round."""
+    name, options = LOADS[load]
+    workload = with_urgent(plan(CPU, SHAPE, name, contents=number, num_requests=num_requests))
     warm_up = replace(plan(CPU, SHAPE, "mixed", contents=10_000, num_requests=2), name="warm-up")
-    with serving(flags(server_options(CPU, SHAPE)["chunked"] | options), shape=SHAPE) as server:
+    options = server_options(CPU, SHAPE)["chunked"] | options | {"scheduler_policy": policy}
+    with serving(flags_of(options), shape=SHAPE) as server:
         asyncio.run(run_workload(server.url, warm_up, progress=False))
-        results = asyncio.run(run_workload(server.url, workload))
-    failed = [result.error for result in results if result.error]
-    if failed:
-        raise RuntimeError(f"{len(failed)} requests failed, the first one so: {failed[0]}")
-    urgent = [result for request, result in zip(workload.requests, results, strict=True) if request.priority]
-    return metrics_of(results, urgent)
+        results = whole(asyncio.run(run_workload(server.url, workload)), workload)
+    return metrics_of(
+        results, [each for request, each in zip(workload.requests, results, strict=True) if request.priority]
+    )
 
 
 def metrics_of(results: Sequence[RequestResult], urgent: Sequence[RequestResult]) -> dict[str, float]:
@@ -122,9 +108,9 @@ def metrics_of(results: Sequence[RequestResult], urgent: Sequence[RequestResult]
 def policies_table(result: Mapping[str, Any]) -> str:
     """Return a row for each policy on each load: medians over the rounds."""
     rows = [
-        [load, f"`{policy}`", *(metric_words(metric, found[metric]) for metric in METRICS.values())]
+        [load, f"`{policy}`", *(metric_words(metric, medians(rounds)[metric]) for metric in METRICS.values())]
         for load, policies in result["turns"].items()
-        for policy, found in ((policy, medians(rounds)) for policy, rounds in policies.items())
+        for policy, rounds in policies.items()
     ]
     return table(["load", "policy", *METRICS], rows)
 

@@ -12,44 +12,43 @@ take turns, each with a server of its own in every round.
 import asyncio
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from random import Random
-from typing import Any, get_args
+from typing import get_args
 
-from infer_bench.client.load import RequestResult, run_workload
+from infer_bench.client.load import run_workload, whole
 from infer_bench.client.workloads import PlannedRequest, Workload
-from infer_bench.results import argument_parser, medians, save, table
-from infer_bench.server.launch import serving
+from infer_bench.results import argument_parser, in_turns, medians, save, table
+from infer_bench.server.launch import flags_of, serving
 from infer_bench.shapes import SHAPES
 from infer_engine.protocol.config import RoutingPolicy
 
-POLICIES: tuple[str, ...] = get_args(RoutingPolicy)
 TOKEN_IDS = range(3, 500)  # every vocabulary has these
-BLOCK_SIZE = 32
-SHARED_TOKENS, OWN_TOKENS, NEW_TOKENS = 256, 32, 8
-GROUP_SIZE = 8
-GROUPS_PER_REPLICA = 8
-OPEN_PER_REPLICA = 4
-
-Turn = dict[str, float]
+BLOCK_SIZE, SHARED_TOKENS, OWN_TOKENS, NEW_TOKENS = 32, 256, 32, 8
+GROUP_SIZE, GROUPS_PER_REPLICA, OPEN_PER_REPLICA = 8, 8, 4
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
-    parser = argument_parser(__doc__, quick="one round of two replicas and few prompts; result not saved", rounds=3)
+    parser = argument_parser(__doc__, quick="one round of two replicas and few prompts", rounds=3)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--shape", choices=sorted(SHAPES), help="with random weights; left out: the demo model")
     args = parser.parse_args(arguments)
-    num_replicas, rounds = (2, 1) if args.quick else (args.replicas, args.rounds)
-    group_size = 3 if args.quick else GROUP_SIZE
-    turns: dict[str, list[Turn]] = {policy: [] for policy in POLICIES}
-    for number in range(rounds):
+    num_replicas, rounds, group_size = (2, 1, 3) if args.quick else (args.replicas, args.rounds, GROUP_SIZE)
+
+    def turn(policy: str, number: int) -> dict[str, float]:
         workload = make_workload(num_replicas * GROUPS_PER_REPLICA, group_size, seed=number)
-        for policy in POLICIES:
-            turns[policy].append(take_turn(workload, policy, num_replicas=num_replicas, shape=args.shape))
-    print(f"\n{table(*turn_table(turns))}")
-    if not args.quick:
-        what = {"replicas": num_replicas, "shape": args.shape or "demo", "turns": turns}
-        save(f"routing-{num_replicas}", what, args.out)
+        return take_turn(workload, policy, num_replicas=num_replicas, shape=args.shape)
+
+    turns = in_turns({policy: partial(turn, policy) for policy in get_args(RoutingPolicy)}, rounds=rounds, warm_up=0)
+    found = {policy: medians(each) for policy, each in turns.items()}
+    base = found["random"]["prefix hits"]
+    rows = [
+        [policy, *(f"{value:.3g}" for value in each.values()), f"{each['prefix hits'] / base if base else 0.0:.2f}"]
+        for policy, each in found.items()
+    ]
+    print(f"\n{table(['policy', *found['random'], 'hits beside random'], rows)}")
+    save(f"routing-{num_replicas}", {"replicas": num_replicas, "shape": args.shape or "demo", "turns": turns}, args)
 
 
 def make_workload(num_groups: int, group_size: int, *, seed: int) -> Workload:
@@ -67,46 +66,22 @@ def make_workload(num_groups: int, group_size: int, *, seed: int) -> Workload:
     return Workload(name="groups of prompts", requests=requests, is_closed_loop=True)
 
 
-def take_turn(workload: Workload, policy: str, *, num_replicas: int, shape: str | None) -> Turn:
-    """Ask a server with this policy; return its numbers.
-
-    Raises:
-        RuntimeError: a request failed.
-    """
+def take_turn(workload: Workload, policy: str, *, num_replicas: int, shape: str | None) -> dict[str, float]:
+    """Ask a server with this policy; return its numbers."""
     running = OPEN_PER_REPLICA * -(-(SHARED_TOKENS + OWN_TOKENS + NEW_TOKENS) // BLOCK_SIZE)
-    num_blocks = GROUPS_PER_REPLICA * SHARED_TOKENS // BLOCK_SIZE + 2 * running
-    flags = {
-        "--data-parallel-size": num_replicas,
-        "--routing-policy": policy,
-        "--block-size": BLOCK_SIZE,
-        "--num-kv-blocks": num_blocks,
-        "--max-seq-len": 512,
+    options = {
+        "data_parallel_size": num_replicas,
+        "routing_policy": policy,
+        "block_size": BLOCK_SIZE,
+        "num_kv_blocks": GROUPS_PER_REPLICA * SHARED_TOKENS // BLOCK_SIZE + 2 * running,
+        "max_seq_len": 512,
     }
-    with serving([str(word) for flag in flags.items() for word in flag], shape=shape) as server:
-        results = asyncio.run(run_workload(server.url, workload, max_concurrency=OPEN_PER_REPLICA * num_replicas))
-    failed = [result.error for result in results if result.error]
-    if failed:
-        raise RuntimeError(f"{len(failed)} requests failed, the first one so: {failed[0]}")
+    with serving(flags_of(options), shape=shape) as server:
+        asked = run_workload(server.url, workload, max_concurrency=OPEN_PER_REPLICA * num_replicas)
+        results = whole(asyncio.run(asked), workload)
+    num_prompt_tokens = sum(each.num_prompt_tokens for each in results)
     return {
-        "prefix hits": sum(each.num_cached_tokens for each in results)
-        / sum(each.num_prompt_tokens for each in results),
-        "first token, ms": 1e3 * statistics.median(map(first_token_s, results)),
+        "prefix hits": sum(each.num_cached_tokens for each in results) / num_prompt_tokens,
+        "first token, ms": 1e3 * statistics.median(each.token_times_s[0] - each.sent_s for each in results),
         "requests/s": len(results) / max(each.ended_s for each in results),
     }
-
-
-def first_token_s(result: RequestResult) -> float:
-    """Return how long a request waited for its first token."""
-    return result.token_times_s[0] - result.sent_s
-
-
-def turn_table(turns: dict[str, list[Turn]]) -> tuple[list[str], list[list[Any]]]:
-    """Return the head and the rows of a table: medians over the rounds, and prefix hits beside those at random."""
-    names = list(turns[POLICIES[0]][0])
-    found = {policy: medians(rounds) for policy, rounds in turns.items()}
-    base = found["random"]["prefix hits"]
-    rows = [
-        [policy, *(f"{each[name]:.3g}" for name in names), f"{each['prefix hits'] / base if base else 0.0:.2f}"]
-        for policy, each in found.items()
-    ]
-    return ["policy", *names, "hits beside random"], rows

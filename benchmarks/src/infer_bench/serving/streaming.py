@@ -11,26 +11,22 @@ from half a second after the start on: accepting so many requests at once is a b
 import argparse
 import asyncio
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from infer_bench.client.http import http_client
-from infer_bench.client.load import run_workload
+from infer_bench.client.load import run_workload, whole
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.limits import Limit, judge
 from infer_bench.results import ROOT, Columns, argument_parser, columns_table, save
 from infer_bench.serving.null_engine import null_engine
-from infer_engine.frontend.async_engine import AsyncEngine
 from infer_proofs.server import running_server
 from infer_server import ServerSettings
 from infer_server.connections.event_loop import new_event_loop
@@ -75,72 +71,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         throughput = asyncio.run(measure_throughput(server.url, num_tokens, repeats))
     with null_server(step_s=PACED_STEP_S) as server:
         delays = asyncio.run(measure_long_prompts(server.url))
-    print(f"\n{throughput_table(throughput)}\n\n{delay_table(delays)}")
-    if not args.quick:
-        save("streaming", {"throughput": throughput, "delays": delays}, args.out)
+    print(f"\n{columns_table(THROUGHPUT, throughput)}\n\n{columns_table(DELAYS, delays)}")
+    save("streaming", {"throughput": throughput, "delays": delays}, args)
     return judge(limits(throughput, delays))
-
-
-def throughput_table(rows: Sequence[dict[str, float]]) -> str:
-    """Return a row for each number of streams."""
-    return columns_table(THROUGHPUT, rows)
-
-
-def delay_table(rows: Sequence[dict[str, float]]) -> str:
-    """Return a row for each prompt that came beside streams."""
-    return columns_table(DELAYS, rows)
 
 
 def limits(throughput: Sequence[dict[str, float]], delays: Sequence[dict[str, float]]) -> list[Limit]:
     """Return the limits of all numbers; of `delays`, the first one is without a prompt."""
-    rates = [
-        Limit(what=f"{row['streams']:g} streams", value=row["tokens_per_s"], unit="tokens/s", least=FLOOR)
-        for row in throughput
-    ]
-    health = [
-        Limit(
-            what=f"longest answer of /health beside {row['streams']:g} streams",
-            value=row["health_max_ms"],
-            unit="ms",
-            most=LIMIT_MS,
-        )
-        for row in throughput
-    ]
     alone, *beside = delays
-    silences = [
-        Limit(
-            what=f"longest silence of a stream beside a prompt of {row['bytes'] / 1e6:.1f} MB, above that beside none",
-            value=row["longest_gap_ms"] - alone["longest_gap_ms"],
-            unit="ms",
-            most=LIMIT_MS,
-        )
-        for row in beside
+    health, silence = (
+        "longest answer of /health beside {streams:g} streams",
+        "longest silence of a stream beside a prompt",
+    )
+    return [
+        *(
+            Limit(what=f"{row['streams']:g} streams", value=row["tokens_per_s"], unit="tokens/s", least=FLOOR)
+            for row in throughput
+        ),
+        *(
+            Limit(what=health.format_map(row), value=row["health_max_ms"], unit="ms", most=LIMIT_MS)
+            for row in throughput
+        ),
+        *(
+            Limit(
+                what=f"{silence} of {row['bytes'] / 1e6:.1f} MB, above that beside none",
+                value=row["longest_gap_ms"] - alone["longest_gap_ms"],
+                unit="ms",
+                most=LIMIT_MS,
+            )
+            for row in beside
+        ),
     ]
-    return [*rates, *health, *silences]
 
 
 async def serve(step_s: float) -> None:
     """Serve a null engine until standard input ends."""
     engine = null_engine(step_s=step_s)
     with rare_collections():
-        await _serve(engine)
+        async with running_server(engine, ServerSettings(access_log=False)) as url:
+            print(url, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+        await engine.close()
 
 
-async def _serve(engine: AsyncEngine) -> None:
-    async with running_server(engine, ServerSettings(access_log=False)) as url:
-        print(url, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-    await engine.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NullServer:
-    """A running server.
-
-    Attributes:
-        url: where it listens.
-        process: its process.
-    """
+class NullServer(NamedTuple):
+    """A running server: where it listens, and its process."""
 
     url: str
     process: psutil.Process
@@ -152,36 +127,22 @@ class NullServer:
 
 
 @contextlib.contextmanager
-def null_server(*, step_s: float, checkout: Path | None = None) -> Iterator[NullServer]:
-    """Run `serve` in a process of its own, with the code of `checkout` in place of this one's."""
+def null_server(*, step_s: float) -> Iterator[NullServer]:
+    """Run `serve` in a process of its own."""
     command = [sys.executable, "-m", "infer_bench", "streaming", "--serve", str(step_s)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=_environment(checkout)) as process:  # noqa: S603 - our own program
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:  # noqa: S603 - our own program
         assert process.stdin is not None
         assert process.stdout is not None
         yield NullServer(url=process.stdout.readline().strip(), process=psutil.Process(process.pid))
         process.stdin.close()
 
 
-def _environment(checkout: Path | None) -> dict[str, str]:
-    if checkout is None:
-        return dict(os.environ)
-    sources = [*sorted(checkout.glob("packages/*/src")), checkout / "benchmarks" / "src"]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
-
-
 async def run_streams(url: str, num_streams: int, num_tokens: int) -> dict[str, Any]:
-    """Read so many streams of `num_tokens` tokens each to their ends, all at once; return their summary.
-
-    Raises:
-        RuntimeError: a stream failed.
-    """
+    """Read so many streams of `num_tokens` tokens each to their ends, all at once; return their summary."""
     requests = tuple(PlannedRequest(arrival_s=0.0, prompt=[5], max_tokens=num_tokens) for _ in range(num_streams))
     workload = Workload(name="streams", requests=requests, is_closed_loop=False)
-    summary = summarize(await run_workload(url, workload, progress=False))
-    if summary["num_output_tokens"] != num_streams * num_tokens:
-        raise RuntimeError(f"{summary['num_output_tokens']} tokens came of {num_streams * num_tokens}: {summary}")
-    return summary
+    return summarize(whole(await run_workload(url, workload, progress=False), workload))
 
 
 async def poll_health(url: str, latencies_s: list[float]) -> None:

@@ -7,7 +7,6 @@ left out there, so that those ratios are larger than a server's.
 
     uv run infer-bench text-side
     uv run infer-bench text-side --quick
-    uv run infer-bench text-side --against ../another-checkout --step 0.01
 """
 
 import asyncio
@@ -15,11 +14,13 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from functools import partial
+from http import HTTPStatus
+from operator import truediv
 from typing import Any
 
-from infer_bench.results import argument_parser, save, table
-from infer_bench.serving.http_cost import STREAMS, compare, cost_table, read_stream
+from infer_bench.client.http import http_client
+from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save
 from infer_bench.serving.streaming import null_server
 from infer_engine.chat.output_parser import AnswerParser
 from infer_engine.frontend.output_processor import OutputProcessor
@@ -39,6 +40,7 @@ from infer_server.openai.chat.response import ChatChunkBuilder
 from infer_server.openai.chunks import stream_events
 from infer_server.openai.response_head import new_response_head
 
+STREAMS = 16
 TEXT = "Now is the winter of our discontent made glorious summer by this sun of York; and all the clouds that lour'd "
 TOOLS = [
     {
@@ -56,68 +58,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and save the result."""
     parser = argument_parser(__doc__, quick="one round of few tokens; result not saved", rounds=21)
     parser.add_argument("--tokens", type=int, default=2000, help="of each answer")
-    parser.add_argument("--against", type=Path, help="compare what HTTP costs with this other checkout, in turns")
-    parser.add_argument("--step", type=float, default=0.0, help="seconds between tokens, with `--against`")
     args = parser.parse_args(arguments)
     # The clock of CPU time ticks 100 times a second: a round of fewer tokens may see none of it.
     num_tokens, rounds = (800, 1) if args.quick else (args.tokens, args.rounds)
-    if args.against is not None:
-        sides = [None, args.against]
-        costs = asyncio.run(compare(sides, num_tokens=num_tokens // 4, rounds=max(1, rounds // 3), step_s=args.step))
-        print(f"\n{table(*cost_table(costs, ['this', str(args.against)]))}")
-        if not args.quick:
-            save("text-side-against", {"step_s": args.step, "this": costs[0], "against": costs[1]}, args.out)
-        return
     found = measure(num_tokens=num_tokens, rounds=rounds)
-    server = asyncio.run(measure_server(num_tokens=num_tokens // 4, rounds=max(1, rounds // 3)))
-    print(f"\n{table(*ratio_table(server, 'of the server, content'))}\n\n{table(*ratio_table(found, 'answer'))}")
-    if not args.quick:
-        save("text-side", {"tokens": num_tokens, "server_cpu_s_per_token": server, "cpu_s_per_token": found}, args.out)
+    server = measure_server(num_tokens=num_tokens // 4, rounds=max(1, rounds // 3))
+    print(f"\n{ratio_table(server, 'of the server, content')}\n\n{ratio_table(found, 'answer')}")
+    save("text-side", {"tokens": num_tokens, "server_cpu_s_per_token": server, "cpu_s_per_token": found}, args)
 
 
-async def measure_server(*, num_tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds per token of a server with `STREAMS` streams, round by round; the first one warms up."""
-    bodies = {"plain": {}, "with tools": {"tools": TOOLS}}
-    found: dict[str, list[float]] = {name: [] for name in bodies}
+def measure_server(*, num_tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds per token of a server with `STREAMS` streams, round by round."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": num_tokens, "stream": True}
+
+    async def read_streams(url: str, body: dict[str, Any]) -> None:
+        async with http_client(url) as client:
+            asked = (client.post("/v1/chat/completions", json=body) for _ in range(STREAMS))
+            for reply in await asyncio.gather(*asked):
+                if reply.status_code != HTTPStatus.OK or not reply.content.endswith(b"[DONE]\n\n"):
+                    raise RuntimeError(f"the server answered {reply.status_code}: {reply.content[-200:]!r}")
+
     with null_server(step_s=0.0) as server:
-        for number in range(rounds + 1):
-            for name, fields in bodies.items():
-                before_s = server.cpu_s()
-                body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": num_tokens, "stream": True}
-                await asyncio.gather(*(read_stream(server.url, body | fields) for _ in range(STREAMS)))
-                if number:
-                    found[name].append((server.cpu_s() - before_s) / (STREAMS * num_tokens))
-    return found
+
+        def cost(fields: dict[str, Any], _: int) -> float:
+            before_s = server.cpu_s()
+            asyncio.run(read_streams(server.url, body | fields))
+            return (server.cpu_s() - before_s) / (STREAMS * num_tokens)
+
+        return in_turns({"plain": partial(cost, {}), "with tools": partial(cost, {"tools": TOOLS})}, rounds=rounds)
 
 
 def measure(*, num_tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds per token of every kind of answer, round by round; the first round warms up."""
+    """Return the CPU seconds per token of every kind of answer, round by round."""
     tokenizer = Tokenizer.from_folder(demo_model_folder())
-    answers = {name: (_outputs(tokenizer, text, num_tokens), make) for name, (text, make) in _answers().items()}
-    found: dict[str, list[float]] = {name: [] for name in answers}
-    for number in range(rounds + 1):
-        for name, (outputs, make) in answers.items():
-            processor = OutputProcessor(IncrementalDetokenizer(tokenizer, []), StopStringMatcher(), parser=make())
-            chunks = ChatChunkBuilder(
-                new_response_head("chatcmpl", served_model="m"), token_bytes=tokenizer.token_bytes
-            )
-            elapsed_s = asyncio.run(_stream(_Answer(processor, outputs), chunks))
-            if number:
-                found[name].append(elapsed_s / len(outputs))
-    return found
+
+    def cost(text: str, make: Callable[[], AnswerParser | None], _: int) -> float:
+        outputs = _outputs(tokenizer, text, num_tokens)
+        processor = OutputProcessor(IncrementalDetokenizer(tokenizer, []), StopStringMatcher(), parser=make())
+        chunks = ChatChunkBuilder(new_response_head("chatcmpl", served_model="m"), token_bytes=tokenizer.token_bytes)
+        return asyncio.run(_stream(_Answer(processor, outputs), chunks)) / len(outputs)
+
+    return in_turns({name: partial(cost, *answer) for name, answer in _answers().items()}, rounds=rounds)
 
 
-def ratio_table(found: dict[str, list[float]], head: str) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of a table: medians, and the medians of the ratios of rounds."""
-    rows = [
-        [
-            name,
-            f"{1e6 * statistics.median(times):.1f}",
-            f"{statistics.median(time / plain for time, plain in zip(times, found['plain'], strict=True)):.3f}",
-        ]
-        for name, times in found.items()
-    ]
-    return [head, "us of CPU per token", "ratio"], rows
+def ratio_table(found: dict[str, list[float]], head: str) -> str:
+    """Return medians, and the medians of the ratios of rounds."""
+    columns: Columns = {
+        head: lambda row: row[0],
+        "us of CPU per token": lambda row: f"{1e6 * statistics.median(row[1]):.1f}",
+        "ratio": lambda row: f"{statistics.median(map(truediv, row[1], found['plain'])):.3f}",
+    }
+    return columns_table(columns, found.items())
 
 
 def _answers() -> dict[str, Answer]:

@@ -14,14 +14,12 @@ Arrivals are the workload's own (open loop, `baseline` one after another), Poiss
 import argparse
 import asyncio
 import gc
-import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from infer_bench.client.http import http_client
 from infer_bench.client.load import RequestResult, run_workload
@@ -56,8 +54,7 @@ SERVER_ROWS = {
 """Rows of the table that the server's own metrics give."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(NamedTuple):
     """The arrivals of requests: by the workload's own plan, unless one of the two is given.
 
     Attributes:
@@ -79,7 +76,6 @@ class Load:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, draw, and save the result; return 1 if a request failed."""
     args = read_arguments(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending our server
     gc.freeze()  # the client's own pauses are no gaps of the server's
     with target_server(args) as (url, own):
         result = asyncio.run(measure(args, url, own))
@@ -143,20 +139,27 @@ async def measure(args: argparse.Namespace, url: str, own: OwnServer | None) -> 
     listed, context = served_model(told)
     args.model = args.model or listed
     args.text = await tokenize(args, url, documentation()) if args.documentation else ()
-    check_lengths(args, context)
-    await warm_up(for_workload(args, args.workload if args.workload != ALL else "mixed"), url)
-    target = {
+    names = WORKLOADS if args.workload == ALL else (args.workload,)
+    check_lengths(args, names, context)
+    await warm_up(args, "mixed" if args.workload == ALL else args.workload, url)
+    result = {
         "target": {"url": url, "model": args.model, "told": told},
         "own_server": {"url": own.url, "flags": own.flags, "banner": own.banner} if own else None,
     }
     if args.workload == ALL:
-        result = target | {"workloads": await measure_workloads(args, url)}
+        runs = [
+            [(await measure_once(args, name, url, Load(), contents=number))[1] for name in names]
+            for number in range(args.rounds or ROUNDS)
+        ]
+        result["workloads"] = {
+            name: {"workload": describe_workload(args, name), "runs": list(found), "spread": combine(found)}
+            for name, found in zip(names, zip(*runs, strict=True), strict=True)
+        }
         print(f"\n`{title_of(args)}`\n\n{workloads_table(result)}")
     else:
-        result = target | await measure_loads(args, url)
+        result |= await measure_loads(args, url)
         print(f"\n`{title_of(args)}`\n\n{load_table(result)}")
-    if not args.quick:
-        save(args.name or f"serving-{args.workload}", result, args.out)
+    save(args.name or f"serving-{args.workload}", result, args)
     return result
 
 
@@ -174,19 +177,20 @@ async def measure_loads(args: argparse.Namespace, url: str) -> dict[str, Any]:
     last: list[RequestResult] = []
     for number in range(args.rounds or (1 if len(loads) > 1 else ROUNDS)):
         for position, load in enumerate(loads):
-            last, summary = await measure_once(args, url, load, contents=number * len(loads) + position)
+            contents = number * len(loads) + position
+            last, summary = await measure_once(args, args.workload, url, load, contents=contents)
             runs[load].append(summary)
     if find_spec("matplotlib") is not None:  # a machine of first light may lack it
         draw(args, runs, last)
     return {
-        "workload": describe_workload(args),
-        "runs": [{**asdict(load), "runs": found, "spread": combine(found)} for load, found in runs.items()],
+        "workload": describe_workload(args, args.workload),
+        "runs": [{**load._asdict(), "runs": found, "spread": combine(found)} for load, found in runs.items()],
     }
 
 
 def draw(args: argparse.Namespace, runs: Mapping[Load, list[dict[str, Any]]], last: list[RequestResult]) -> None:
     """Draw the sweep over several loads, or every request of the `last` run of one."""
-    from infer_bench.serving.plots import plot_sweep, plot_timeline  # noqa: PLC0415 - imports matplotlib
+    from infer_bench.plots import plot_sweep, plot_timeline  # noqa: PLC0415 - imports matplotlib
 
     path = args.out / f"serving-{args.workload}.png"
     if len(runs) > 1:
@@ -196,28 +200,9 @@ def draw(args: argparse.Namespace, runs: Mapping[Load, list[dict[str, Any]]], la
         plot_timeline(last, path, title=title_of(args))
 
 
-async def measure_workloads(args: argparse.Namespace, url: str) -> dict[str, Any]:
-    """Run every workload in turn, round by round; return by name what was asked and every run."""
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in WORKLOADS}
-    for number in range(args.rounds or ROUNDS):
-        for name, found in runs.items():
-            _, summary = await measure_once(for_workload(args, name), url, Load(), contents=number)
-            found.append(summary)
-    return {
-        name: {"workload": describe_workload(for_workload(args, name)), "runs": found, "spread": combine(found)}
-        for name, found in runs.items()
-    }
-
-
-def for_workload(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the flags as if they named the workload `name`."""
-    return argparse.Namespace(**vars(args) | {"workload": name})
-
-
-def check_lengths(args: argparse.Namespace, context: int | None) -> None:
+def check_lengths(args: argparse.Namespace, names: Sequence[str], context: int | None) -> None:
     """End the benchmark where a request is longer than the context that the server tells of."""
-    names = WORKLOADS if args.workload == ALL else (args.workload,)
-    plans = (plan(for_workload(args, name), contents=0, num_requests=args.requests) for name in names)
+    plans = (plan(args, name, contents=0, num_requests=args.requests) for name in names)
     longest = max(plans, key=lambda planned: planned.longest)
     if context is not None and longest.longest > context:
         raise SystemExit(
@@ -247,39 +232,35 @@ async def tokenize(args: argparse.Namespace, url: str, text: str) -> list[int]:
     return tokens
 
 
-def plan(args: argparse.Namespace, *, contents: int, num_requests: int | None) -> Workload:
-    """Return the workload, of `num_requests` or as many as it has; `contents` chooses the prompts."""
-    return make_workload(
-        args.workload,
-        scale=args.scale,
-        rate_scale=args.rate_scale,
-        seed=args.seed,
-        contents=contents,
-        vocab_size=VOCAB_SIZE,
-        text=args.text,
-        num_requests=num_requests,
-    )
+def plan(args: argparse.Namespace, name: str, *, contents: int, num_requests: int | None) -> Workload:
+    """Return the workload `name`, of `num_requests` or as many as it has; `contents` chooses the prompts."""
+    sizes = {"scale": args.scale, "rate_scale": args.rate_scale, "seed": args.seed, "vocab_size": VOCAB_SIZE}
+    return make_workload(name, **sizes, contents=contents, text=args.text, num_requests=num_requests)
 
 
-async def warm_up(args: argparse.Namespace, url: str) -> None:
+async def warm_up(args: argparse.Namespace, name: str, url: str) -> None:
     """Send a few requests of other contents, and stop where the server refuses them."""
-    workload = plan(args, contents=WARM_UP_CONTENTS, num_requests=WARM_UP_REQUESTS)
-    workload = replace(workload, is_closed_loop=True)
+    workload = plan(args, name, contents=WARM_UP_CONTENTS, num_requests=WARM_UP_REQUESTS)
     results = await run_workload(
-        url, workload, model=args.model, progress=False, max_concurrency=WARM_UP_REQUESTS, api_key=args.api_key
+        url,
+        replace(workload, is_closed_loop=True),
+        model=args.model,
+        progress=False,
+        max_concurrency=WARM_UP_REQUESTS,
+        api_key=args.api_key,
     )
     if all(result.error for result in results):
         raise SystemExit(f"{url} refused the warm-up: {results[0].error}")
 
 
 async def measure_once(
-    args: argparse.Namespace, url: str, load: Load, *, contents: int
+    args: argparse.Namespace, name: str, url: str, load: Load, *, contents: int
 ) -> tuple[list[RequestResult], dict[str, Any]]:
     """Run once; return the results and their summary, with the server's own metrics where it has them."""
-    workload = plan(args, contents=contents, num_requests=args.requests)
+    workload = plan(args, name, contents=contents, num_requests=args.requests)
     if load.concurrency is not None:
         count = args.requests or max(len(workload.requests), LOOPS * load.concurrency)
-        workload = replace(plan(args, contents=contents, num_requests=count), is_closed_loop=True)
+        workload = replace(plan(args, name, contents=contents, num_requests=count), is_closed_loop=True)
     elif load.rate is not None:
         workload = with_poisson_arrivals(workload, rate=load.rate, seed=args.seed)
     async with watching(url, headers=headers_of(args)) as watch:
@@ -294,11 +275,12 @@ async def measure_once(
     return results, {**summarize(results), "server": watch.facts}
 
 
-def describe_workload(args: argparse.Namespace) -> dict[str, Any]:
+def describe_workload(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Return what was asked, for the result's file."""
-    planned = plan(args, contents=0, num_requests=args.requests)
+    planned = plan(args, name, contents=0, num_requests=args.requests)
     return {
-        **{name: getattr(args, name) for name in ("workload", "scale", "rate_scale", "seed")},
+        "workload": name,
+        **{flag: getattr(args, flag) for flag in ("scale", "rate_scale", "seed")},
         "prompts_of": "documentation" if args.documentation else f"{VOCAB_SIZE} token ids",
         "prompt_tokens": [len(request.prompt) for request in planned.requests],
         "max_tokens": [request.max_tokens for request in planned.requests],
@@ -317,11 +299,7 @@ def workloads_table(result: Mapping[str, Any]) -> str:
 
 def load_table(result: Mapping[str, Any]) -> str:
     """Return a column for each load of a result, as its JSON file has it, and what a reader must know about it."""
-    return report({Load(rate=each["rate"], concurrency=each["concurrency"]): each["runs"] for each in result["runs"]})
-
-
-def report(runs: dict[Load, list[dict[str, Any]]]) -> str:
-    """Return a Markdown table with a column for each load, and what a reader must know about it."""
+    runs = {Load(each["rate"], each["concurrency"]): each["runs"] for each in result["runs"]}
     all_runs = [summary for found in runs.values() for summary in found]
     combined = [combine(found) for found in runs.values()]
     rows = [[row, *(spread_words(spreads[row]) for spreads in combined)] for row in combined[0]]

@@ -100,15 +100,11 @@ def judge_clients(tally: Tally) -> list[Finding]:
     """Judge whether each exchange ended, in one of the ways in which it may."""
     num_sent = tally.sent.total()
     parts = {outcome: tally.total(outcome) for outcome in OUTCOMES}
+    first = "".join(f"; {each}" for each in tally.failures[:1])
     words = " + ".join(f"{count} {outcome}" for outcome, count in parts.items())
     return [
-        Finding("requests sent", f"{num_sent} = {words}", wanted="equal", holds=0 < num_sent == sum(parts.values())),
-        Finding(
-            "answers that must not be",
-            f"{parts['failed']}{''.join(f'; {each}' for each in tally.failures[:1])}",
-            wanted="0",
-            holds=parts["failed"] == 0,
-        ),
+        Finding("requests sent", f"{num_sent} = {words}", "equal", 0 < num_sent == sum(parts.values())),
+        Finding("answers that must not be", f"{parts['failed']}{first}", "0", not parts["failed"]),
     ]
 
 
@@ -124,27 +120,14 @@ def judge_server(counts: ServerCounts, tally: Tally, *, num_blocks: float, num_k
     sure = sum(tally.sent[kind] for kind in SURE_TO_BE_COUNTED)
     most = sure + tally.sent["sockets"]
     left = counts.finished + counts.aborted + counts.failed
+    left_words = ", ".join(f"{value:g} {name}" for name, value in counts.held.items())
+    is_balanced = counts.accepted == left and not counts.failed
     parts = f"{counts.finished:g} finished + {counts.aborted:g} aborted + {counts.failed:g} failed"
     return [
-        Finding(
-            "left in the server",
-            ", ".join(f"{value:g} {name}" for name, value in counts.held.items()),
-            wanted="0 of each",
-            holds=not any(counts.held.values()),
-        ),
-        Finding("KV blocks", f"{counts.num_blocks:g}", wanted=f"{num_blocks:g}", holds=counts.num_blocks == num_blocks),
-        Finding("POST requests", f"{counts.posts:g}", wanted=f"{sure} to {most}", holds=sure <= counts.posts <= most),
-        Finding("statuses from 500 on", f"{counts.server_errors:g}", wanted="0", holds=counts.server_errors == 0),
-        Finding(
-            "sequences accepted",
-            f"{counts.accepted:g} = {parts}",
-            wanted="equal, 0 failed",
-            holds=counts.accepted == left and counts.failed == 0,
-        ),
-        Finding(
-            "cores replaced",
-            f"{counts.replaced_cores:g}",
-            wanted=f"{num_kills}",
-            holds=counts.replaced_cores == num_kills,
-        ),
+        Finding("left in the server", left_words, "0 of each", not any(counts.held.values())),
+        Finding("KV blocks", f"{counts.num_blocks:g}", f"{num_blocks:g}", counts.num_blocks == num_blocks),
+        Finding("POST requests", f"{counts.posts:g}", f"{sure} to {most}", sure <= counts.posts <= most),
+        Finding("statuses from 500 on", f"{counts.server_errors:g}", "0", counts.server_errors == 0),
+        Finding("sequences accepted", f"{counts.accepted:g} = {parts}", "equal, 0 failed", is_balanced),
+        Finding("cores replaced", f"{counts.replaced_cores:g}", f"{num_kills}", counts.replaced_cores == num_kills),
     ]

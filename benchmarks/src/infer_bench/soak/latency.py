@@ -7,8 +7,7 @@ had something else to do.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from infer_bench.client.summary import percentile
@@ -18,9 +17,8 @@ MOST_GROWTH = 0.25
 """What takes time in proportion to the requests so far takes twice as long in the second half of an hour after its
 warm-up as in the first: the bound is passed where more than a quarter of the P99 grows like that."""
 WINDOW_S = 60.0
-MIN_STREAMS = 50
-"""In a window; of fewer the P99 is the slowest one."""
-MIN_WINDOWS = 4
+MIN_STREAMS, MIN_WINDOWS = 50, 4
+"""In a window, as of fewer the P99 is the slowest one; and windows that are judged."""
 _OTHERS = "processors that other programs used, first and second half"
 
 
@@ -32,18 +30,12 @@ class Stream(NamedTuple):
     latency_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class Kill(NamedTuple):
     """A core that was killed: when, which, and when two cores were up again; None if that took too long."""
 
     at_s: float
     victim: str
     recovered_s: float | None
-
-    @property
-    def ended_s(self) -> float:
-        """The time when its consequences ended, as far as is known."""
-        return self.at_s if self.recovered_s is None else self.recovered_s
 
 
 class OthersCpu(NamedTuple):
@@ -62,8 +54,9 @@ class Window(NamedTuple):
 
 
 def is_disturbed(stream: Stream, kills: Sequence[Kill]) -> bool:
-    """Return whether a core was missing while the stream was open."""
-    return any(stream.sent_s <= kill.ended_s and kill.at_s <= stream.sent_s + stream.latency_s for kill in kills)
+    """Return whether a core was missing while the stream was open, as far as is known."""
+    end_s = stream.sent_s + stream.latency_s
+    return any(kill.at_s <= end_s and stream.sent_s <= (kill.recovered_s or kill.at_s) for kill in kills)
 
 
 def windows_of(streams: Sequence[Stream], kills: Sequence[Kill]) -> list[Window]:
@@ -72,15 +65,12 @@ def windows_of(streams: Sequence[Stream], kills: Sequence[Kill]) -> list[Window]
     for stream in streams:
         if not is_disturbed(stream, kills):
             by_window.setdefault(int(stream.sent_s // WINDOW_S), []).append(stream)
-    return [
-        Window(
-            begin_s=number * WINDOW_S,
-            ttft_p99_s=percentile([stream.ttft_s for stream in found], 99),
-            latency_p99_s=percentile([stream.latency_s for stream in found], 99),
-        )
-        for number, found in sorted(by_window.items())
-        if len(found) >= MIN_STREAMS
-    ]
+    windows = []
+    for number, found in sorted(by_window.items()):
+        if len(found) >= MIN_STREAMS:
+            _, ttft_s, latency_s = zip(*found, strict=True)
+            windows.append(Window(number * WINDOW_S, percentile(ttft_s, 99), percentile(latency_s, 99)))
+    return windows
 
 
 def judge_latency(streams: Sequence[Stream], kills: Sequence[Kill], *, warm_up_s: float) -> list[Finding]:
@@ -100,8 +90,8 @@ def report_others(others: Sequence[OthersCpu], *, warm_up_s: float) -> Finding:
     half = len(judged) // 2
     if not half:
         return Finding(_OTHERS, "too short a run to say")
-    first, middle, last = judged[0], judged[half], judged[-1]
-    rates = [(end.cpu_s - begin.cpu_s) / (end.at_s - begin.at_s) for begin, end in ((first, middle), (middle, last))]
+    halves = ((judged[0], judged[half]), (judged[half], judged[-1]))
+    rates = [(end.cpu_s - begin.cpu_s) / (end.at_s - begin.at_s) for begin, end in halves]
     return Finding(_OTHERS, ", ".join(f"{max(0.0, rate):.2f}" for rate in rates))
 
 
@@ -109,12 +99,8 @@ def judge_kills(kills: Sequence[Kill]) -> Finding:
     """Judge whether there were kills, and after each of them two cores again."""
     times = [kill.recovered_s - kill.at_s for kill in kills if kill.recovered_s is not None]
     slowest = f", the slowest after {max(times):.1f} s" if times else ""
-    return Finding(
-        "cores killed, then two again",
-        f"{len(kills)}, {len(times)}{slowest}",
-        wanted="some, all of them",
-        holds=0 < len(kills) == len(times),
-    )
+    found = f"{len(kills)}, {len(times)}{slowest}"
+    return Finding("cores killed, then two again", found, "some, all of them", 0 < len(kills) == len(times))
 
 
 def _judge_drift(what: str, p99s: Sequence[float]) -> Finding:
@@ -123,16 +109,17 @@ def _judge_drift(what: str, p99s: Sequence[float]) -> Finding:
     half = len(p99s) // 2
     first, last = statistics.median(p99s[:half]), statistics.median(p99s[-half:])
     found = f"{1e3 * first:.0f} to {1e3 * last:.0f} ms ({last / first - 1:+.0%})"
-    return Finding(what, found, wanted=f"up to +{MOST_GROWTH:.0%}", holds=last <= first * (1 + MOST_GROWTH))
+    return Finding(what, found, f"up to +{MOST_GROWTH:.0%}", last <= first * (1 + MOST_GROWTH))
 
 
 def _report(what: str, streams: Sequence[Stream]) -> Finding:
     if not streams:
         return Finding(what, "none")
 
-    def words(seconds: Callable[[Stream], float]) -> str:
-        values = [seconds(stream) for stream in streams]
+    def words(values: Sequence[float]) -> str:
         return ", ".join(f"{1e3 * each:.0f}" for each in (percentile(values, 50), percentile(values, 99), max(values)))
 
-    found = f"{words(lambda each: each.ttft_s)}; {words(lambda each: each.latency_s)} ms"
-    return Finding(f"{len(streams)} {what}: first token p50, p99, max; whole", found)
+    _, ttft_s, latency_s = zip(*streams, strict=True)
+    return Finding(
+        f"{len(streams)} {what}: first token p50, p99, max; whole", f"{words(ttft_s)}; {words(latency_s)} ms"
+    )

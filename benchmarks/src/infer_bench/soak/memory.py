@@ -66,5 +66,5 @@ def judge_memory(all_series: Sequence[MemorySeries], *, warm_up_s: float) -> lis
         if (change := change_of(series, warm_up_s=warm_up_s)) is not None:
             found = f"{change.first_mib:.1f} to {change.last_mib:.1f} MiB ({change.share:+.1%})"
             holds = abs(change.share) <= MOST_CHANGE
-            findings.append(Finding(f"memory of {series.name}", found, wanted=f"±{MOST_CHANGE:.0%}", holds=holds))
+            findings.append(Finding(f"memory of {series.name}", found, f"±{MOST_CHANGE:.0%}", holds))
     return findings or [Finding("memory", "too short a run to judge")]

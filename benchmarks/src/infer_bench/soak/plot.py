@@ -7,7 +7,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from infer_bench.serving.plots import ACCENT, MUTED, STYLE, WAITING, save_figure
+from infer_bench.plots import ACCENT, MUTED, STYLE, WAITING, save_figure
 from infer_bench.soak.latency import Kill, Window
 from infer_bench.soak.memory import MOST_CHANGE, MemorySeries, change_of
 

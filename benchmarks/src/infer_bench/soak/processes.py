@@ -5,10 +5,10 @@ import contextlib
 
 import psutil
 
-from infer_bench.soak.clock import Clock
 from infer_bench.soak.counters import read_samples, sum_of
 from infer_bench.soak.latency import Kill, OthersCpu
 from infer_bench.soak.memory import MemorySeries
+from infer_bench.soak.tally import Clock
 from infer_proofs.engine.processes import core_processes
 
 MIB = 2**20

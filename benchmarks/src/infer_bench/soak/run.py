@@ -23,10 +23,9 @@ from typing import Any
 
 import psutil
 
-from infer_bench.limits import Finding
-from infer_bench.results import IMAGES, argument_parser, current_commit, save, table
+from infer_bench.limits import FINDINGS, Finding
+from infer_bench.results import argument_parser, columns_table, current_commit, save, table
 from infer_bench.server.launch import OwnServer, serving
-from infer_bench.soak.clock import Clock
 from infer_bench.soak.counters import (
     ServerCounts,
     counts_between,
@@ -39,9 +38,8 @@ from infer_bench.soak.counters import (
 from infer_bench.soak.hostile import read_fields
 from infer_bench.soak.latency import Kill, judge_kills, judge_latency, report_others, windows_of
 from infer_bench.soak.memory import judge_memory
-from infer_bench.soak.plot import plot_soak
 from infer_bench.soak.processes import ProcessWatch, kill_often
-from infer_bench.soak.tally import OUTCOMES, Tally
+from infer_bench.soak.tally import OUTCOMES, Clock, Tally
 from infer_bench.soak.traffic import Traffic, undisturbed_texts
 
 FLAGS = ("--data-parallel-size", "2", "--num-kv-blocks", "128", "--receive-timeout", "5")
@@ -84,22 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings = [*judge(soaked, warm_up_s=60 * args.warmup_minutes), *ending, judge_log(text)]
     tally = soaked.traffic.tally
     print(f"\n{table(['clients', 'sent', *OUTCOMES], tally.rows())}")
-    print(f"\n{table(['what', 'found', 'wanted', 'holds'], [finding_row(finding) for finding in findings])}")
+    print(f"\n{columns_table(FINDINGS, [finding._asdict() for finding in findings])}")
     print("".join(f"\n{failure}" for failure in tally.failures))
     is_sound = all(finding.holds is not False for finding in findings)
     if not is_sound:
         print(f"\nThe server's log:\n{text[-20_000:]}")
-    if not args.quick:
-        what = f"{args.minutes:g} minutes of traffic over two replicas of the demo model"
-        plot_soak(
-            list(soaked.watch.series.values()),
-            windows_of(soaked.traffic.streams, soaked.kills),
-            soaked.kills,
-            args.images / "soak.png",
-            title=what,
-            warm_up_s=60 * args.warmup_minutes,
-        )
-        save("soak", details(soaked, findings, args), args.out, commit=commit)
+    save("soak", details(soaked, findings, args), args, commit=commit)  # of which `publish` draws a picture
     return 0 if is_sound else 1
 
 
@@ -109,7 +97,6 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="of traffic")
     parser.add_argument("--warmup-minutes", type=float, help="not judged; left out: a sixth of `--minutes`")
     parser.add_argument("--kill-minutes", type=float, help="between kills; left out: 5, or a third of less than 15")
-    parser.add_argument("--images", type=Path, default=IMAGES, help="folder of the figure")
     args = parser.parse_args(arguments)
     if args.quick:
         args.minutes, args.kill_minutes = QUICK_MINUTES, QUICK_MINUTES / 2
@@ -153,8 +140,8 @@ def end(server: OwnServer, watch: ProcessWatch) -> list[Finding]:
         code = None
     _, left = psutil.wait_procs([each for each in processes if each != watch.server], timeout=10)
     return [
-        Finding("exit code after SIGTERM", f"{code}", wanted="0", holds=code == 0),
-        Finding("processes left", f"{len(left)}", wanted="0", holds=not left),
+        Finding("exit code after SIGTERM", f"{code}", "0", code == 0),
+        Finding("processes left", f"{len(left)}", "0", not left),
     ]
 
 
@@ -174,13 +161,7 @@ def judge(soaked: Soaked, *, warm_up_s: float) -> list[Finding]:
 def judge_log(text: str) -> Finding:
     """Judge whether the server's log has a traceback."""
     count = text.count("Traceback")
-    return Finding("tracebacks in the log", f"{count} in {len(text.splitlines())} lines", wanted="0", holds=count == 0)
-
-
-def finding_row(finding: Finding) -> list[object]:
-    """Return a line of the table."""
-    holds = {None: "", True: "yes", False: "**no**"}[finding.holds]
-    return [finding.what, finding.found, finding.wanted, holds]
+    return Finding("tracebacks in the log", f"{count} in {len(text.splitlines())} lines", "0", count == 0)
 
 
 def details(soaked: Soaked, findings: Sequence[Finding], args: argparse.Namespace) -> dict[str, Any]:
@@ -190,11 +171,11 @@ def details(soaked: Soaked, findings: Sequence[Finding], args: argparse.Namespac
         "flags": FLAGS,
         "minutes": args.minutes,
         "warmup_minutes": args.warmup_minutes,
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [finding._asdict() for finding in findings],
         "clients": [dict(zip(("kind", "sent", *OUTCOMES), row, strict=True)) for row in tally.rows()],
         "failures": tally.failures,
         "server": asdict(soaked.counts),
-        "kills": [asdict(kill) for kill in soaked.kills],
+        "kills": [kill._asdict() for kill in soaked.kills],
         "p99_by_minute": [window._asdict() for window in windows_of(soaked.traffic.streams, soaked.kills)],
         "others_cpu": [[round(value, 2) for value in each] for each in soaked.watch.others],
         "memory": [asdict(series) for series in soaked.watch.series.values()],

@@ -1,5 +1,6 @@
-"""Counts what became of each thing that clients of a soak sent."""
+"""Counts what became of each thing that clients of a soak sent; the clock of a soak."""
 
+import time
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -19,6 +20,18 @@ class UnexpectedReplyError(Exception):
 
 FAILURES = (OSError, httpx.TransportError, UnexpectedReplyError, msgspec.MsgspecError)
 """What a server that fails shows its clients; a timeout is an `OSError`."""
+
+
+class Clock:
+    """Seconds since a soak's start."""
+
+    def __init__(self) -> None:
+        """Start now."""
+        self._start_s = time.monotonic()
+
+    def now_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._start_s
 
 
 @dataclass(slots=True)

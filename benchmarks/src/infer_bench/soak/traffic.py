@@ -14,9 +14,8 @@ import msgspec
 
 from infer_bench.client.http import http_client, lines_of
 from infer_bench.soak import hostile
-from infer_bench.soak.clock import Clock
 from infer_bench.soak.latency import Stream
-from infer_bench.soak.tally import Outcome, Tally, UnexpectedReplyError
+from infer_bench.soak.tally import Clock, Outcome, Tally, UnexpectedReplyError
 from infer_proofs.server.mixed_streams import mixed_bodies
 
 NUM_BODIES = 16

@@ -1,4 +1,4 @@
-"""Draws serving runs: latency against throughput, one run over time, and the steps of the ablation."""
+"""Draws serving runs, latency against throughput and one run over time; the style of all pictures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 
 from infer_bench.client.load import RequestResult
 from infer_bench.client.summary import gaps_s
-from infer_bench.serving.ablation_plan import STEPS, Measured, metric_words
 
 ACCENT, WAITING, MUTED, INK = "#2a6fbb", "#f0b35e", "#9fc3e8", "#333333"
 STYLE: dict[Any, Any] = {
@@ -34,36 +33,6 @@ STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
-
-
-LADDER = (
-    ("Continuous batching: P99 time to first token", "continuous_batching", "ttft_p99_s", "continuous"),
-    ("Paged cache: throughput of a burst", "paged_attention", "output_tokens_per_s", "paged"),
-    ("Chunked prefill: P99 time between tokens", "chunked_prefill", "itl_p99_s", "chunked"),
-    ("Prefix caching: median time to first token (logarithmic)", "prefix_caching", "ttft_p50_s", "prefix"),
-)
-"""Title, workload, metric, and the step whose claim it is."""
-
-
-def plot_ladder(measured: Measured, path: Path, *, title: str) -> None:
-    """Draw a panel for each claim of the ablation, with a bar for each step that ran the claim's workload."""
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure, panels = plt.subplots(2, 2, figsize=(10.5, 6.0), layout="constrained")
-        figure.suptitle(title)
-        figure.supxlabel("blue: the step that brings it; pale: the others", fontsize=9)
-        for axes, (name, workload, metric, own_step) in zip(panels.flat, LADDER, strict=True):
-            steps = [step for step in STEPS if workload in measured.get(step, {})]
-            values = [measured[step][workload][metric] for step in steps]
-            colors = [ACCENT if step == own_step else MUTED for step in steps]
-            bars = axes.barh([STEPS[step] for step in steps], values, color=colors)
-            axes.bar_label(bars, [metric_words(metric, value) for value in values], padding=4, fontsize=9)
-            axes.set_xscale("log" if own_step == "prefix" else "linear")
-            axes.invert_yaxis()
-            axes.margins(x=0.16)
-            axes.set_title(name)
-            better = "more" if metric.endswith("_per_s") else "less"
-            axes.set_xlabel(f"{workload} ({better} is better)", fontsize=9)
-        save_figure(figure, path)
 
 
 def plot_sweep(points: Mapping[float, dict[str, Any]], path: Path, *, title: str, unit: str) -> None:

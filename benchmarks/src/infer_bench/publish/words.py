@@ -1,16 +1,14 @@
-"""The words that tables share: where and when something was measured, and numbers."""
+"""The words about a result: the machine, the commit, when it was measured."""
 
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from infer_bench.publish.declared import Json
+from infer_bench.results import paragraph
 
-WIDTH = 128
 BUSY = 0.5
 """The load average from which on a reader must know that other programs ran."""
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_VECTORS = (("avx512_bf16", "AVX512-bf16"), ("avx512f", "AVX512"))
 
 
 def measured_on(name: str, result: Json, *, what: str = "Measured", rounds: int | None = None) -> str:
@@ -29,7 +27,9 @@ def measured_on(name: str, result: Json, *, what: str = "Measured", rounds: int 
 def machine(result: Json) -> str:
     """Return the processor, torch and the commit, in words."""
     facts = result["environment"]
-    parts = [f"{facts['cores']} cores of {article(facts['cpu'])}{cpu_words(facts)}"]
+    name = facts["cpu"].replace("(R)", "").replace(" Processor", "")
+    article = "an" if name[:1] in "AEIOU" else "a"
+    parts = [f"{facts['cores']} cores of {article} {name}{cpu_words(facts)}"]
     parts.append(f"torch {facts['torch'].partition('+')[0]}")
     if facts["torch_threads"] != facts["cores"]:
         parts.append("one thread" if facts["torch_threads"] == 1 else f"{facts['torch_threads']} threads")
@@ -49,45 +49,6 @@ def cpu_words(facts: dict[str, Any]) -> str:
         known.append(next((words for flag, words in _VECTORS if flag in features), "no AVX512"))
         known.append("AMX" if "amx_bf16" in features else "no AMX")
     return f" ({', '.join(known)})" if known else ""
-
-
-_VECTORS = (("avx512_bf16", "AVX512-bf16"), ("avx512f", "AVX512"))
-
-
-def article(name: str) -> str:
-    """Return a CPU's name after `a` or `an`, its marks left out."""
-    plain = name.replace("(R)", "").replace(" Processor", "")
-    return f"{'an' if plain[:1] in 'AEIOU' else 'a'} {plain}"
-
-
-def paragraph(text: str) -> str:
-    """Return the text in lines as long as the pages have."""
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def sections(*parts: str) -> str:
-    """Return paragraphs and tables with an empty line between them."""
-    return "\n\n".join(parts)
-
-
-def number(value: float) -> str:
-    """Return a number with three digits, or all of those before the point, thousands apart."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def numbers(*names: str) -> dict[str, Callable[[Mapping[str, float]], str]]:
-    """Return columns of a table: numbers of a row, each under its own name."""
-    return {name: partial(_number_of, name) for name in names}
-
-
-def _number_of(name: str, row: Mapping[str, float]) -> str:
-    return number(row[name])
-
-
-def spread(values: Iterable[float]) -> str:
-    """Return the least and the greatest value in parentheses."""
-    found = list(values)
-    return f"({number(min(found))} - {number(max(found))})"
 
 
 def count_words(count: int) -> str:

@@ -1,1 +1,0 @@
-"""The tables of README and docs: functions from results to Markdown."""
