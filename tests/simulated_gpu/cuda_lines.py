@@ -8,21 +8,14 @@ The sources of the packages are changed as they are imported, so pytest must imp
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, MappingProxyType, ModuleType
+from types import CodeType, ModuleType
 
 import pytest
 from tests.simulated_gpu.gpu_places import ROOT, Place, instrument
 
 PACKAGES = ("kernels", "models", "cache", "engine", "server")
-
-EXCEPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "workers.allocate_cache([1] * len(loaded.groups.windows))": "other ranks are processes, which share no GPU",
-    }
-)
-"""By a part of a place's line: why it need not run."""
 
 
 class Instrumented(importlib.abc.MetaPathFinder):
@@ -83,16 +76,11 @@ sys.meta_path.insert(0, instrumented)
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if a place has not run, or if an exception is none."""
+    """Fail if a place has not run."""
     missing = instrumented.not_run()
-    excused = {part: [place for place in missing if part in str(place)] for part in EXCEPTIONS}
-    left = [place for place in missing if not any(place in places for places in excused.values())]
     total = sum(map(len, instrumented.places.values()))
     print(f"\n{total - len(missing)} of {total} places that depend on a GPU have run")
-    for place in left:
+    for place in missing:
         print(f"has not run: {place}")
-    stale = [part for part, places in excused.items() if not places]
-    for part in stale:
-        print(f"is no exception: {part}")
-    if (left or stale) and session.exitstatus == 0:
+    if missing and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
