@@ -66,6 +66,17 @@ def test_all_steps_are_captured_as_cuda_graphs_and_proved(started: tuple[ModelEn
 
 
 @pytest.mark.usefixtures("started")
+def test_an_engine_is_warmed_up_over_its_own_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[dict[str, Any]] = []
+    monkeypatch.setattr(runner, "warm_up_gpu", lambda _runner, limits, **rest: warmed.append(rest | {"limits": limits}))
+    engine = ModelEngine(folder, device="cuda", **CONFIG)
+    [arguments] = warmed
+    assert arguments["limits"].max_batch_size == CONFIG["max_batch_size"]
+    assert (arguments["max_seq_len"], arguments["vocab_size"]) == (CONFIG["max_seq_len"], engine.info.vocab_size)
+    assert arguments["device"] == torch.device("cuda:0")
+
+
+@pytest.mark.usefixtures("started")
 def test_the_proof_computes_the_logits_of_few_rows_at_once_and_keeps_no_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

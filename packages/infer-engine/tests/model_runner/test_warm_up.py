@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.assembly import runner as loading
 from infer_engine.model_runner import runner
 from infer_engine.model_runner.loading.warm_up import warm_up, warm_up_gpu
 from infer_engine.protocol import SamplingParams
@@ -130,17 +129,3 @@ def test_a_runner_on_a_gpu_is_warmed_up_and_the_log_says_for_how_long(
         vocab_size=VOCAB_SIZE,
     )
     assert bool(re.search(r"Warmed up with \d+ steps in \d+\.\d s", caplog.text)) == is_warmed
-
-
-def test_every_engine_is_warmed_up_over_its_own_cache(
-    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warmed: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        loading, "warm_up_gpu", lambda _runner, limits, **rest: warmed.append(rest | {"limits": limits})
-    )
-    ModelEngine(folder_of("llama"), max_batch_size=3)
-    [arguments] = warmed
-    assert arguments["limits"].max_batch_size == 3
-    assert (arguments["max_seq_len"], arguments["vocab_size"]) == (MAX_SEQ_LEN, VOCAB_SIZE)
-    assert arguments["device"] == torch.device("cpu")

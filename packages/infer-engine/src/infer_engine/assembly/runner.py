@@ -282,8 +282,10 @@ def _finish(
 def measure_loaded_step_bytes(loaded: LoadedRank) -> int:
     """Return the bytes that the largest step takes beside weights and KV cache, as an engine measures at its start.
 
-    `loaded` must be a whole model on a GPU, which no engine uses.
+    `loaded` must be a whole model, which no engine uses. 0 on a CPU, where nothing is measured.
     """
+    if loaded.rank_model.device.type not in TRITON_DEVICES:
+        return 0
     vocabulary = _Vocabulary(size=loaded.model_config.vocab_size)
     return _measure_step_bytes(loaded, allocate_device_steps(loaded), loaded.rank_model, vocabulary, Ranks())
 

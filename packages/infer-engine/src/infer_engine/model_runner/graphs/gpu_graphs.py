@@ -158,7 +158,7 @@ class GPUGraphs:
             capture=capture,
             compute_logits=lambda hidden: self._model.logits(hidden)[:, :vocab_size],
             dirty_semaphores=views.dirty_semaphores,
-            agree=partial(_agree, device=self._device) if self._has_ranks else None,
+            agree=partial(agree, device=self._device) if self._has_ranks else None,
         )
         return graphs, checker.capture_all(self._shapes)
 
@@ -180,7 +180,7 @@ class GPUGraphs:
         )
 
 
-def _agree(refusal: str | None, *, device: torch.device) -> str | None:
+def agree(refusal: str | None, *, device: torch.device) -> str | None:
     """Return why any rank refuses something, or None if none does; every rank calls this with its own reason."""
     is_refused = torch.tensor([refusal is not None], dtype=torch.int32, device=device)
     dist.all_reduce(is_refused, op=dist.ReduceOp.MAX)
