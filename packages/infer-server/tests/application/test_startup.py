@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -26,6 +27,15 @@ sys.exit(main(sys.argv[1:], build_engine=load))
 """
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Let processes that the test starts heed interrupts, which tests in the background ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_while_the_model_loads_ends_the_process_at_once(number: signal.Signals) -> None:
     command = [sys.executable, "-c", LOADS_FOR_EVER, "--port", "0"]
