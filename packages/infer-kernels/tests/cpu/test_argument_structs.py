@@ -99,6 +99,13 @@ def test_a_field_of_another_size_is_refused(declared: Path) -> None:
         _ = Arguments("Call").pack
 
 
+@pytest.mark.parametrize("line", ["int64_t width, height;", "int64_t sizes[2];", "int64_t width = 3;", "T *x;"])
+def test_a_field_that_cannot_be_read_is_not_passed_over(declared: Path, line: str) -> None:
+    declared.write_text(DECLARATION.replace("double scale;", f"double scale;\n    {line}  // more"), "utf-8")
+    with pytest.raises(ValueError, match=f"`{re.escape(line)}` of `Call` declares no field that can be packed"):
+        _ = Arguments("Call").pack
+
+
 def test_a_struct_that_is_declared_twice_or_nowhere_is_refused(declared: Path) -> None:
     declared.write_text(DECLARATION + DECLARATION, "utf-8")
     for name in ("Call", "Calls"):

@@ -27,7 +27,10 @@ from typing import NamedTuple
 from infer_kernels.cpu.compilation import SOURCE_FOLDER
 
 _STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
-_FIELD = re.compile(r"^    (OrNull<)?(?:const )?(\w+)(>|\*)? (\w+);", re.MULTILINE)
+_LINE = re.compile(r"^    (?! )(?!//)(.*?) *(?://.*)?$", re.MULTILINE)
+_NO_FIELD = re.compile(r".*\(.*|}|static .*|template .*|using .*")
+"""Lines of a struct that declare no field: those of its functions, above all."""
+_FIELD = re.compile(r"(OrNull<)?(?:const )?(\w+)(>|\*)? (\w+);")
 _ENUM = re.compile(r"enum class (\w+) : int64_t")
 _GENERATED_ENUM = "Encoding"
 """The one of `encodings.h`, which is written when the kernels are compiled."""
@@ -69,34 +72,44 @@ class Arguments:
         return packer
 
 
-def _words_of(struct: str) -> list[_Word]:
-    """Return the words of a struct, but for those of the number of rows."""
+def _words_of(struct: str, within: str = "") -> list[_Word]:
+    """Return the words of a struct, but for those of the number of rows.
+
+    Args:
+        struct: its name.
+        within: the expression of the object that has the fields as attributes; empty: they are parameters.
+    """
     structs, enums = declarations()
+    root = within.partition(".")[0]
     if struct not in structs:
         raise ValueError(f"no struct `{struct}` is declared in {SOURCE_FOLDER}")
     words: list[_Word] = []
     may_be_null: dict[str, bool] = {}  # by the tensors so far
     num_strides: dict[str, int] = {}
-    for is_optional, kind, is_pointer, name in _FIELD.findall(structs[struct]):
+    for line in _LINE.findall(structs[struct]):
+        if not line or _NO_FIELD.fullmatch(line):
+            continue
+        field = _FIELD.fullmatch(line)
+        if field is None:
+            raise ValueError(f"`{line}` of `{struct}` declares no field that can be packed: write one a line")
+        is_optional, kind, is_pointer, name = field.groups()
+        value, parameter = (f"{within}.{name}", root) if within else (name, name)
         about = _ABOUT_TENSOR.fullmatch(name)
         if is_pointer:
             may_be_null[name], num_strides[name] = bool(is_optional), 0
-            words.append(_Word("P", _of_tensor(name, "data_ptr()", may_be_null=bool(is_optional)), name))
+            words.append(_Word("P", _of_tensor(value, "data_ptr()", may_be_null=bool(is_optional)), parameter))
         elif about and about[1] in may_be_null:
-            tensor = about[1]
+            tensor = value.removesuffix(name) + about[1]
             if about[2] == "stride":
-                value = f"stride({num_strides[tensor]})"
-                num_strides[tensor] += 1
+                asked = f"stride({num_strides[about[1]]})"
+                num_strides[about[1]] += 1
             else:
-                value = "element_size()" if about[2] == "bytes" else f"stride(0) * {tensor}.element_size()"
-            words.append(_Word("q", _of_tensor(tensor, value, may_be_null=may_be_null[tensor]), tensor))
+                asked = "element_size()" if about[2] == "bytes" else f"stride(0) * {tensor}.element_size()"
+            words.append(_Word("q", _of_tensor(tensor, asked, may_be_null=may_be_null[about[1]]), root or about[1]))
         elif kind in ("int64_t", "double") or kind in enums:
-            words.append(_Word("d" if kind == "double" else "q", name, name))
+            words.append(_Word("d" if kind == "double" else "q", value, parameter))
         elif kind in structs and kind != "Rows":
-            words += (
-                _Word(word.code, re.sub(r"\b" + word.parameter + r"\b", f"{name}.{word.parameter}", word.value), name)
-                for word in _words_of(kind)
-            )
+            words += _words_of(kind, value)
         elif kind != "Rows":
             raise ValueError(f"`{name}` of `{struct}` is of the type `{kind}`, which is no word of eight bytes")
     return words

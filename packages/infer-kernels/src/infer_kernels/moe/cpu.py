@@ -120,29 +120,13 @@ def _multiply(
     routing: _Routing,
 ) -> None:
     """Multiply each place's row of `x`, which is its token's, or where `chosen` is 0 its own, into `out`."""
-    panels, outputs = weight.panels, weight.out_features
+    panels = weight.panels
     work = cdiv(panels.numel(), len(panels)) * min(len(panels), len(out))
+    operands = {"out": out, "x": x, "panels": panels, "bias": bias}
+    sizes = {"outputs": weight.out_features, "chosen": chosen, "routing": routing}
     if isinstance(weight, PackedExperts):
-        arguments = _PRODUCTS.pack(
-            out=out,
-            x=x,
-            panels=panels,
-            bias=bias,
-            inputs=weight.in_features,
-            outputs=outputs,
-            chosen=chosen,
-            routing=routing,
-        )
+        arguments = _PRODUCTS.pack(**operands, **sizes, inputs=weight.in_features)
         run("moe_products", x.dtype, tokens, arguments, work=work)
     else:
-        arguments = _PRODUCTS_QUANTIZED.pack(
-            out=out,
-            x=x,
-            panels=panels,
-            bias=bias,
-            outputs=outputs,
-            chosen=chosen,
-            layout=weight.layout,
-            routing=routing,
-        )
+        arguments = _PRODUCTS_QUANTIZED.pack(**operands, **sizes, layout=weight.layout)
         run("moe_products_quantized", x.dtype, tokens, arguments, work=work)
