@@ -225,7 +225,7 @@ class LLM:
             try:
                 self._grammars.compile(grammar)
             except GrammarError as error:
-                raise grammar_refused(error) from None
+                raise grammar_refused(error, request.params.structured_outputs) from None
         return processed
 
     def _stream(self, processed: ProcessedInput) -> Generator[StepOutput, None, None]:

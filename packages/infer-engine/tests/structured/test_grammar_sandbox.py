@@ -14,11 +14,11 @@ from infer_engine.frontend.async_engine import AsyncEngine
 from infer_engine.frontend.input_processor import InputLimits, InputProcessor
 from infer_engine.ipc.thread_client import ThreadCoreClient
 from infer_engine.messages import Submit
-from infer_engine.protocol import GenerateRequest, InvalidRequestError, SamplingParams, StructuredOutputs
+from infer_engine.protocol import GenerateRequest, SamplingParams, StructuredOutputs
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_engine.structured.sandbox import MAX_GROWTH_BYTES, GrammarSandbox, SandboxSetup
-from infer_engine.structured.sandbox_queue import SandboxQueue
+from infer_engine.structured.sandbox_queue import SandboxQueue, grammar_refused
 from infer_models.text import dummy_tokenizer
 from infer_proofs.engine.cores import INFO, MAX_SEQ_LEN, VOCAB_SIZE, ScriptedCore, read
 
@@ -187,7 +187,9 @@ async def test_the_event_loop_goes_on_and_a_refusal_names_the_field() -> None:
     await asyncio.sleep(0.01)
     assert not check.done()
     sandbox.permits.release()
-    with pytest.raises(InvalidRequestError, match="it is bad") as refusal:
+    with pytest.raises(GrammarError, match="it is bad") as refusal:
         await check
-    assert refusal.value.param == "structured_outputs"
+    refused = grammar_refused(refusal.value, StructuredOutputs(regex="a"))
+    assert (refused.param, refused.code) == ("structured_outputs", "invalid_grammar")
+    assert "it is bad" in refused.message
     sandbox_queue.close()

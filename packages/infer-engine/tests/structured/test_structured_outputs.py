@@ -251,6 +251,7 @@ def test_what_cannot_be_kept_is_refused_before_the_queue(llm: LLM, kind: dict[st
     with pytest.raises(InvalidRequestError, match=says) as refusal:
         generate(llm, params(**kind))
     assert refusal.value.param == "structured_outputs"
+    assert refusal.value.code == ("invalid_json_schema" if "json" in kind else "invalid_grammar")
     assert "\n" not in refusal.value.message
     assert llm.stats.num_waiting + llm.stats.num_running == num_before
 

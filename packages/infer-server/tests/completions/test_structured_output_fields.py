@@ -179,14 +179,12 @@ async def test_other_response_formats_are_refused(client: httpx.AsyncClient, res
 async def test_the_engines_refusal_names_the_clients_field(
     own_client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, begins: str
 ) -> None:
-    engine.refusal = InvalidRequestError("`json`: `foo` is not known", param="structured_outputs")
+    engine.refusal = InvalidRequestError(
+        "`json`: `foo` is not known", param="structured_outputs", code="invalid_json_schema"
+    )
     reply = await post(own_client, CHAT, **fields)
     error = error_of(reply)
-    assert (reply.status_code, error["param"], error["code"]) == (
-        400,
-        param,
-        "invalid_grammar" if "grammar" in fields else "invalid_json_schema",
-    )
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, "invalid_json_schema")
     assert error["message"] == f"{begins}: `foo` is not known"
 
 

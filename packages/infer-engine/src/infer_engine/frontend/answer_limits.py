@@ -5,7 +5,7 @@ from msgspec import structs
 from infer_engine.chat.output_form import AnswerForm
 from infer_engine.messages import AnswerMarks
 from infer_engine.protocol import ChatPrompt, GenerateRequest, InvalidRequestError, SamplingParams
-from infer_engine.protocol.structured_outputs import Whitespace
+from infer_engine.protocol.structured_outputs import Whitespace, refusal_code
 
 
 def grammar_of(
@@ -42,8 +42,9 @@ def grammar_of(
         assert content is not None
         return to_grammar_text(content), None
     except ValueError as error:
-        param = "tools" if str(error).startswith("`tools`") else "structured_outputs"
-        raise InvalidRequestError(str(error), param=param) from None
+        of_tools = str(error).startswith("`tools`")
+        param, code = "tools" if of_tools else "structured_outputs", refusal_code(None if of_tools else content)
+        raise InvalidRequestError(str(error), param=param, code=code) from None
 
 
 def thinking_budget(params: SamplingParams, *, default: int) -> int | None:

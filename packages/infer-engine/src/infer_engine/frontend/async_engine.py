@@ -39,8 +39,9 @@ from infer_engine.protocol import (
     RequestStream,
     TextPrompt,
 )
+from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.sandbox import GrammarSandbox
-from infer_engine.structured.sandbox_queue import SandboxQueue
+from infer_engine.structured.sandbox_queue import SandboxQueue, grammar_refused
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class AsyncEngine:
         self._num_tokenizing += num_sequences
         try:
             processed = await self._process_inputs(requests)
-            processed = await self._with_grammars_tried(processed, tenant=requests[0].tenant if requests else None)
+            processed = await self._with_grammars_tried(processed, requests)
         finally:
             self._num_tokenizing -= num_sequences
         self._check_open()  # the engine may have been closed while the request was tokenized
@@ -263,13 +264,17 @@ class AsyncEngine:
         return [sequence for sequences in await self._tokenizer_pool.run(calls) for sequence in sequences]
 
     async def _with_grammars_tried(
-        self, processed: list[ProcessedInput], *, tenant: str | None
+        self, processed: list[ProcessedInput], requests: Sequence[GenerateRequest]
     ) -> list[ProcessedInput]:
-        """Return these sequences with the grammars that were found good in place of theirs."""
+        """Return the sequences of `requests`, of one body, with grammars that were found good in place of theirs."""
         grammars = grammars_of(processed)
         if self._sandbox is None or not grammars:
             return processed
-        passed: dict[str | None, str] = {each: await self._sandbox.check(each, tenant=tenant) for each in grammars}
+        tenant, outputs = requests[0].tenant, requests[0].params.structured_outputs
+        try:
+            passed: dict[str | None, str] = {each: await self._sandbox.check(each, tenant=tenant) for each in grammars}
+        except GrammarError as error:
+            raise grammar_refused(error, outputs) from None
         return [
             replace(each, submission=structs.replace(each.submission, grammar=passed.get(each.submission.grammar)))
             for each in processed

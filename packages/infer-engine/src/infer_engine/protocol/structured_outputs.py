@@ -4,7 +4,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from infer_engine.protocol.values import WrongValueError, refusal
+from infer_engine.protocol.values import ValueCode, WrongValueError, refusal
 
 Whitespace = Literal["compact", "any"]
 
@@ -82,6 +82,13 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError("`choice` must have strings of at least one character only.")
         msgspec.structs.force_setattr(self, "choice", tuple(choices))
         _check_length("choice", sum(map(len, choices)))
+
+
+def refusal_code(outputs: StructuredOutputs | None) -> ValueCode:
+    """Return the code for an answer whose form cannot be kept; without `outputs` that is the arguments of tools."""
+    if outputs is None:
+        return "invalid_function_parameters"
+    return "invalid_json_schema" if outputs.kind in ("json", "json_object") else "invalid_grammar"
 
 
 def _check_text(name: str, value: object) -> None:

@@ -16,9 +16,10 @@ ValueCode = Literal[
     "string_above_max_length",
     "conflicting_fields",
     "invalid_json_schema",
+    "invalid_function_parameters",
     "invalid_grammar",
 ]
-"""The kinds of wrong values. OpenAI's, but for fields that exclude or need each other, and for grammars."""
+"""The kinds of wrong values. OpenAI's names, but for fields that exclude or need each other, and for grammars."""
 Check = Callable[[str, object], object]
 """Takes a field's name and value; raises a `ValueError` that names both and what is allowed. The result is unused."""
 MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -51,7 +52,9 @@ def too_many(name: str, count: int, noun: str, *, most: int) -> WrongValueError:
 
 
 def bound_code(kind: Literal["integer", "decimal"], value: float, *, low: float) -> ValueCode:
-    """Return the code for a number outside its range, which begins at `low`."""
+    """Return the code for a number outside its range, which begins at `low`; a NaN is on no side of it."""
+    if value != value:
+        return "invalid_value"
     if kind == "integer":
         return "integer_below_min_value" if value < low else "integer_above_max_value"
     return "decimal_below_min_value" if value <= low else "decimal_above_max_value"
@@ -86,7 +89,7 @@ def switch() -> Check:
 
 def whole_number(allowed: str, holds: Callable[[int], bool], *, low: int | None = None) -> Check:
     """Return the check for an integer with `holds(value)`; `allowed` describes it, from `low` on if it is a range."""
-    return _require(allowed, lambda value: _is_number(value, int) and holds(value), kind="integer", low=low)
+    return _number(int, "integer", allowed, holds, low)
 
 
 def number(allowed: str, holds: Callable[[float], bool], *, low: float | None = None) -> Check:
@@ -94,25 +97,29 @@ def number(allowed: str, holds: Callable[[float], bool], *, low: float | None = 
 
     `holds` must compare with both ends of a range, so that it is false for NaN and infinities.
     """
-    return _require(allowed, lambda value: _is_number(value, int | float) and holds(value), kind="decimal", low=low)
+    return _number((int, float), "decimal", allowed, holds, low)
 
 
-def _is_number(value: object, types: Any) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)
-
-
-def _require(
+def _number(
+    types: type | tuple[type, ...],
+    kind: Literal["integer", "decimal"],
     allowed: str,
     holds: Callable[[Any], bool],
-    *,
-    kind: Literal["integer", "decimal"] = "integer",
-    low: float | None = None,
+    low: float | None,
 ) -> Check:
     def check(name: str, value: Any) -> None:
-        if not holds(value):
-            is_bound = low is not None and _is_number(value, int | float)
-            code: ValueCode = bound_code(kind, value, low=low or 0) if is_bound else "invalid_value"
+        is_number = isinstance(value, types) and not isinstance(value, bool)
+        if not is_number or not holds(value):
+            code = bound_code(kind, value, low=low) if is_number and low is not None else "invalid_value"
             raise refusal(name, value, allowed, code=code)
+
+    return check
+
+
+def _require(allowed: str, holds: Callable[[object], bool]) -> Check:
+    def check(name: str, value: object) -> None:
+        if not holds(value):
+            raise refusal(name, value, allowed)
 
     return check
 

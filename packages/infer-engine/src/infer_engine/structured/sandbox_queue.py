@@ -4,7 +4,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-from infer_engine.protocol import InvalidRequestError
+from infer_engine.protocol import InvalidRequestError, StructuredOutputs
+from infer_engine.protocol.structured_outputs import refusal_code
 from infer_engine.structured.errors import GrammarError
 from infer_engine.structured.sandbox import GrammarSandbox
 
@@ -23,16 +24,13 @@ class SandboxQueue:
         """Return the grammar to use when `grammar` was found good, at once if it was before.
 
         Raises:
-            InvalidRequestError: it is no grammar, or takes too much time or memory to compile.
+            GrammarError: it is no grammar, or takes too much time or memory to compile.
         """
         if (passed := self._sandbox.passed_as(grammar)) is not None:
             return passed
         own_turn = self._turn_of_tenant.setdefault(tenant, asyncio.Lock())
-        try:
-            async with own_turn, self._turn:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, self._sandbox.check, grammar)
-        except GrammarError as error:
-            raise grammar_refused(error) from None
+        async with own_turn, self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._sandbox.check, grammar)
 
     def close(self) -> None:
         """End the process that tries grammars."""
@@ -40,6 +38,7 @@ class SandboxQueue:
         self._thread.shutdown(wait=False)
 
 
-def grammar_refused(error: GrammarError) -> InvalidRequestError:
-    """Return the error for a request whose grammar cannot be compiled, because of `error`."""
-    return InvalidRequestError(f"`structured_outputs` cannot be compiled: {error}.", param="structured_outputs")
+def grammar_refused(error: GrammarError, outputs: StructuredOutputs | None) -> InvalidRequestError:
+    """Return the error for a request with these `outputs` whose grammar cannot be compiled, because of `error`."""
+    message = f"`structured_outputs` cannot be compiled: {error}."
+    return InvalidRequestError(message, param="structured_outputs", code=refusal_code(outputs))

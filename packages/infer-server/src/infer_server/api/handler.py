@@ -220,11 +220,7 @@ class GenerationHandler(Generic[B]):
             if error.param != "structured_outputs":
                 raise
             path, param = endpoint.format_place(body)
-            outputs = requests[0].params.structured_outputs
-            is_schema = outputs is None or outputs.kind not in ("grammar", "regex")  # without it, that of tools
-            raise refused_format(
-                error.message, path=path, param=param, code="invalid_json_schema" if is_schema else "invalid_grammar"
-            ) from None
+            raise refused_format(error.message, path=path, param=param, code=error.code) from None
 
     async def _stream(self, accepted: AcceptedRequest[B], endpoint: Endpoint[B]) -> Response[Any]:
         try:

@@ -39,7 +39,8 @@ def check_tool_name(name: str, *, param: str) -> None:
         ApiError: 400.
     """
     if not _TOOL_NAME.fullmatch(name):
-        raise wrong_value(param, f"`{param}` is {shorten(name, 40)!r}; send 1 to 128 letters, digits, `_`, `-` or `.`.")
+        message = f"`{param}` is {shorten(name, 40)!r}; send 1 to 128 letters, digits, `_`, `-` or `.`."
+        raise wrong_value(param, message, code="invalid_value" if name else "empty_string")
 
 
 def check_forced_tool(name: str, tools: Sequence[Tool], *, param: str) -> None:

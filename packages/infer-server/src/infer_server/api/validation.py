@@ -51,14 +51,14 @@ def code_of(error: ValueError) -> ValueCode:
     return error.code if isinstance(error, WrongValueError) else "invalid_value"
 
 
-def refused_format(message: str, *, path: str, code: ValueCode, param: str | None = None) -> ApiError:
+def refused_format(message: str, *, path: str, code: str, param: str | None = None) -> ApiError:
     """Return the error for structured output that the engine refuses.
 
     `message` may begin with the engine's name for what is at `path` in the body; `param` is the field, if not all of
     the path.
     """
     named = re.sub(r"^`(json|grammar|structured_outputs)`", f"`{path}`", message)
-    return wrong_value(param or path, shorten(named, _MAX_MESSAGE_CHARACTERS), code=code)
+    return ApiError(400, shorten(named, _MAX_MESSAGE_CHARACTERS), code=code, param=param or path)
 
 
 def unsupported(param: str, value: object, *, send: str) -> ApiError:

@@ -22,7 +22,7 @@ from infer_engine.speculation.drafts import FixedMask
 from infer_engine.step_runner import StepRunner
 
 if TYPE_CHECKING:
-    from infer_engine.structured.constraint import TokenConstraint
+    from infer_engine.structured.constraint import Constraint
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _decode(params: SamplingParams, masked_vocab_size: int | None) -> Request:
     request = dummy_request([0], [0], params=params, num_computed=1)
     if masked_vocab_size is not None:
         any_token = FixedMask(np.full(-(-masked_vocab_size // 32), -1, np.int32))
-        request.constraint = cast("TokenConstraint", any_token)
+        request.constraint = cast("Constraint", any_token)
     return request
 
 
