@@ -1,19 +1,20 @@
 """`PagedCacheView`: one step's view of a `KVPool`, through which a model attends."""
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infer_kernels import paged_attention, q_norm_rope, qk_norm_rope_store
-from infer_models.layer_states import LayerState
+from infer_kernels import StateRows, paged_attention, q_norm_rope, qk_norm_rope_store
+from infer_models.layer_states import STATE_SLOTS, LayerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from infer_cache.pool import KVPool
     from infer_cache.states.state_pool import StatePool
-    from infer_kernels import AttentionPlan, KVSlots, QKNorm, Rotary, StateRows
-    from infer_models.attention import AttentionSpec
+    from infer_kernels import AttentionPlan, KVSlots, QKNorm, Rotary
+    from infer_models.attention import AttentionSpec, SequenceNumbers
     from infer_models.layer_states import StateSpec
 
 
@@ -23,7 +24,7 @@ class PagedCacheView:
     Layers with states need a `StatePool` too.
     """
 
-    __slots__ = ("_plans", "_pool", "_slots", "_states")
+    __slots__ = ("_numbers", "_plans", "_pool", "_slots", "_state_pool", "_state_rows")
 
     def __init__(
         self,
@@ -31,7 +32,8 @@ class PagedCacheView:
         *,
         slots: "Sequence[KVSlots]",
         plans: "Sequence[AttentionPlan]",
-        states: "tuple[StatePool, StateRows] | None" = None,
+        state_pool: "StatePool | None" = None,
+        numbers: "Mapping[str, SequenceNumbers]" = MappingProxyType({}),
     ) -> None:
         """View `pool` for one step.
 
@@ -40,9 +42,14 @@ class PagedCacheView:
             slots: slots where the keys and values of this step's tokens are stored, by group of layers.
             plans: rows and blocks of each sequence, by group of layers, from `infer_kernels.plan_attention` with
                 lengths that include this step's tokens.
-            states: the states of all layers, and those that this step reads and writes; None: the model has none.
+            state_pool: the states of all layers; None: the model has none.
+            numbers: the optional parts of the batch, by name; with a `state_pool` the slots of states are one.
         """
-        self._states = states
+        self._state_pool = state_pool
+        self._numbers = numbers
+        if state_pool is not None:
+            query_start, (read, write) = self.numbers(STATE_SLOTS)
+            self._state_rows = StateRows(query_start=query_start, read=read, write=write)
         self._pool = pool
         self._slots = slots
         self._plans = plans
@@ -101,6 +108,11 @@ class PagedCacheView:
     def state(self, layer: int, spec: "StateSpec", x: "Tensor") -> LayerState:
         """Return the memory of the layer's states, and those that this step reads and writes."""
         del x
-        assert self._states is not None, "the cache has no states"
-        pool, rows = self._states
-        return LayerState(pool.convolution(layer), None if spec.matrices is None else pool.matrices(layer), rows)
+        pool = self._state_pool
+        assert pool is not None, "the cache has no states"
+        matrices = None if spec.matrices is None else pool.matrices(layer)
+        return LayerState(pool.convolution(layer), matrices, self._state_rows)
+
+    def numbers(self, part: str) -> "SequenceNumbers":
+        """Return the numbers of each sequence in a part of the batch."""
+        return self._numbers[part]

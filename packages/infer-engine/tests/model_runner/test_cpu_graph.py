@@ -251,7 +251,9 @@ def test_two_graphs_of_one_model_each_use_their_own_pool(folder_of: Callable[[st
 def test_an_optional_part_of_batches_is_copied_to_where_the_captured_step_reads_it(
     folder_of: Callable[[str], Path],
 ) -> None:
-    adapters = RowPart(num_columns=1, padding=-7, read=lambda row: (row.arrival,), is_in=lambda _: True)
+    adapters = RowPart(
+        name="adapters", num_columns=1, padding=-7, read=lambda row: (row.arrival,), is_in=lambda _: True
+    )
     build = Build(folder_of("llama"), backend="paged", dtype=torch.bfloat16)
     captured = capture(build, row_parts=(adapters,))
     step = build.step([4, 5], seed=0)

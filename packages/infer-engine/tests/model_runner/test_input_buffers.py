@@ -133,7 +133,9 @@ def test_another_rank_stages_the_same_step_from_bytes(shapes: PaddedShapes | Non
         assert all(torch.equal(found, expected) for found, expected in pairs)
 
 
-ADAPTERS = RowPart(num_columns=1, padding=-7, read=lambda row: (10 + row.arrival,), is_in=lambda _: True)
+ADAPTERS = RowPart(
+    name="adapters", num_columns=1, padding=-7, read=lambda row: (10 + row.arrival,), is_in=lambda _: True
+)
 
 
 @pytest.mark.parametrize("generated", [0, 4], ids=["prompts", "decodes"])

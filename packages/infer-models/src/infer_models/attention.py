@@ -1,7 +1,10 @@
-"""`KVCacheView`: how a model uses its cache. A layer has keys and values, or a state of fixed size."""
+"""`KVCacheView`: how a model uses its cache. A layer has keys and values, or a state of fixed size.
+
+Any layer can read what else a step knows of its sequences: `KVCacheView.numbers`.
+"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +34,18 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     is_shared: bool = False
+
+
+class SequenceNumbers(NamedTuple):
+    """Some numbers of each sequence of a step, padding included. All tensors are int32 and on the model's device.
+
+    Attributes:
+        query_start: [seqs + 1]: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i; padding has none.
+        columns: [seqs] each: the numbers.
+    """
+
+    query_start: "Tensor"
+    columns: "tuple[Tensor, ...]"
 
 
 class KVCacheView(Protocol):
@@ -90,4 +105,16 @@ class KVCacheView(Protocol):
             layer: index of the layer.
             spec: the layer's state.
             x: [tokens, columns], the inputs of this step, whose dtype and device are the convolution's.
+        """
+
+    def numbers(self, part: str) -> SequenceNumbers:
+        """Return the numbers that an optional part of the batch has for each sequence.
+
+        In a captured step they are read again from the same memory, so a layer must not keep what it makes of them.
+
+        Args:
+            part: the part's name.
+
+        Raises:
+            KeyError: batches of this model have no such part.
         """

@@ -1,6 +1,6 @@
 """`CausalView`: whole sequences without a cache, for training and parity tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from infer_kernels import (
     q_norm_rope,
     rms_norm,
 )
-from infer_models.attention import AttentionSpec
+from infer_models.attention import AttentionSpec, SequenceNumbers
 from infer_models.layer_states import LayerState, StateSpec
 
 
@@ -24,9 +24,12 @@ class CausalView:
     Implements `infer_models.attention.KVCacheView`.
     """
 
-    def __init__(self, seq_lens: Sequence[int] | None = None) -> None:
-        """Take the batch as sequences of `seq_lens` tokens, or as one sequence."""
+    def __init__(
+        self, seq_lens: Sequence[int] | None = None, *, numbers: Mapping[str, SequenceNumbers] | None = None
+    ) -> None:
+        """Take the batch as sequences of `seq_lens` tokens, or as one sequence; `numbers` are its optional parts."""
         self._seq_lens = None if seq_lens is None else list(seq_lens)
+        self._numbers = numbers or {}
         self._shared: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(
@@ -85,6 +88,10 @@ class CausalView:
         none = torch.full((len(lengths) - 1,), -1, dtype=torch.int32, device=x.device)
         rows = StateRows(query_start=lengths.cumsum(0, dtype=torch.int32), read=none, write=none)
         return LayerState(x.new_zeros(1, *spec.convolution), matrices, rows)
+
+    def numbers(self, part: str) -> SequenceNumbers:
+        """Return the numbers of each sequence in a part of the batch."""
+        return self._numbers[part]
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         """Return each sequence's attention."""

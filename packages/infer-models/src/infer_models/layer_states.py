@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from infer_kernels import StateRows
 
 
+STATE_SLOTS = "state_slots"
+"""Part of a batch with each sequence's two slots of states: the one that a step reads, and the one that it writes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
     """The state that a layer keeps of a sequence, however long it is.

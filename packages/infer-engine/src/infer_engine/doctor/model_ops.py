@@ -20,6 +20,7 @@ import infer_kernels
 from infer_kernels import QKNorm, QuantizedWeight, Rotary, StateRows, linear
 from infer_kernels.checks import ConvolutionOps, DeltaRuleOps, HeadOps, ModelOps, MoeOps, QuantizedOps, ScanOps
 from infer_models import AttentionSpec, CausalLM, ModelConfig
+from infer_models.attention import SequenceNumbers
 from infer_models.families import build_model
 from infer_models.layer_states import LayerState, StateSpec
 from infer_models.layers import ParameterFactory
@@ -296,6 +297,10 @@ class _RecordingView:
             matrices,
             StateRows(query_start=torch.zeros(1, dtype=torch.int32), read=none, write=none),
         )
+
+    def numbers(self, part: str) -> SequenceNumbers:
+        """Know no part of a batch."""
+        raise KeyError(part)
 
     def attend_shared(
         self, layer: int, q: Tensor, spec: AttentionSpec, *, rotary: Rotary | None = None, norm: QKNorm | None = None

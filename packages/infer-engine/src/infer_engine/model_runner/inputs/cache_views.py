@@ -5,8 +5,9 @@ from typing import Protocol
 import torch
 
 from infer_cache import KVPool, PagedCacheView, StatePool
-from infer_engine.model_runner.inputs.forward_batch import STATES, DeviceInputs, ForwardBatch
-from infer_kernels import AttentionBuffers, AttentionPlan, KVSlots, StateRows, plan_attention, plan_attention_on_device
+from infer_engine.model_runner.inputs.forward_batch import DeviceInputs, ForwardBatch
+from infer_kernels import AttentionBuffers, AttentionPlan, KVSlots, plan_attention, plan_attention_on_device
+from infer_models.attention import SequenceNumbers
 
 
 class CacheViews(Protocol):
@@ -112,9 +113,6 @@ def cache_view(
 ) -> PagedCacheView:
     """Return the view of a batch by its attention plans, and of its states if the model has some."""
     slots = [KVSlots(each, block_size=pool.block_size) for each in batch.slots]
-    states = None
-    if state_pool is not None:
-        assert batch.row_starts is not None, "the batch has no slots of states"
-        read, write = batch.row_parts[STATES]
-        states = state_pool, StateRows(query_start=batch.row_starts, read=read, write=write)
-    return PagedCacheView(pool, slots=slots, plans=plans, states=states)
+    starts, parts = batch.row_starts, batch.row_parts
+    numbers = {} if starts is None else {part.name: SequenceNumbers(starts, parts[part]) for part in parts}
+    return PagedCacheView(pool, slots=slots, plans=plans, state_pool=state_pool, numbers=numbers)

@@ -15,6 +15,7 @@ from torch import Tensor
 from infer_engine.request import StepRow
 from infer_kernels import DeviceMetadata
 from infer_models import ModelConfig
+from infer_models.layer_states import STATE_SLOTS
 
 T = TypeVar("T")
 
@@ -38,15 +39,17 @@ class RowPart:
     """An optional part of a batch, some numbers for each of its sequences, which is declared in `ROW_PARTS` alone.
 
     They are written for each row of a step and for padding, copied to the device, staged for other ranks, and copied
-    into captured steps, with the rest of a batch.
+    into captured steps, with the rest of a batch. A layer of the model reads them as `KVCacheView.numbers(name)`.
 
     Attributes:
+        name: its name.
         num_columns: numbers of each sequence.
         padding: each number of a sequence of padding.
         read: returns the numbers of a row of a step.
         is_in: returns whether batches of a model have the part.
     """
 
+    name: str
     num_columns: int
     padding: int
     read: Callable[[StepRow], Sequence[int]]
@@ -54,6 +57,7 @@ class RowPart:
 
 
 STATES = RowPart(
+    name=STATE_SLOTS,
     num_columns=2,
     padding=-1,
     read=attrgetter("state_move"),
