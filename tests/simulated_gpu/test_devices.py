@@ -25,7 +25,7 @@ from infer_engine.protocol import EngineConfig, EngineInfo
 from infer_engine.sizing import kv_memory, resolve_device, size_step
 from infer_kernels.gpu import Gpu, describe_gpu
 from infer_kernels.quantization.rounding import quantize_int4
-from infer_proofs.engine.models import save_servable
+from infer_proofs.engine.models import ModelEngine, save_servable
 from infer_proofs.kernels.simulated_gpu import GpuSpec, Machine, simulated_gpus
 
 GIB = 1 << 30
@@ -45,6 +45,16 @@ def test_device_of_any_name_can_be_made_current(name: str) -> None:
     device = resolve_device(name)
     use_device(device)
     assert torch.cuda.current_device() == device.index == int(name == "cuda:1")
+
+
+def test_a_gpu_that_kernels_are_not_made_for_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_servable("llama", tmp_path, num_hidden_layers=1)
+    monkeypatch.setattr("infer_engine.assembly.runner.load_rank", lambda *_, **__: pytest.fail("weights were read"))
+    refused = pytest.raises(ValueError, match=r"^Tesla T4 has compute capability 7\.5, .*8\.0 and later")
+    with simulated_gpus(GpuSpec(name="Tesla T4", capability=(7, 5))), refused:
+        ModelEngine(tmp_path, device="cuda")
 
 
 def test_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

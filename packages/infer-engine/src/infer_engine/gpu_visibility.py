@@ -1,5 +1,6 @@
-"""The GPUs that the system shows, and those that `CUDA_VISIBLE_DEVICES` hides. Needs no torch and no driver."""
+"""The GPUs that the system shows, the CUDA of their driver, and what `CUDA_VISIBLE_DEVICES` hides. Needs no torch."""
 
+import ctypes
 from pathlib import Path
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -46,3 +47,16 @@ def explain_hidden(visible_devices: str | None, *, num_usable: int) -> str:
         why = "a process sees one MIG slice at most, and none whose name the driver does not know"
     usable = f"{num_usable} of them can be used" if num_usable else "none of them can be used"
     return f"{variable}, which names {len(names)}, and {usable}: {why}"
+
+
+def ask_driver() -> tuple[tuple[int, int] | None, str]:
+    """Return (the newest CUDA that the driver supports, ""), or (None, the reason why it does not say)."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return None, str(error)
+    version = ctypes.c_int()
+    code = library.cuDriverGetVersion(ctypes.byref(version))
+    if code != 0:
+        return None, f"cuDriverGetVersion returns {code}"
+    return (version.value // 1000, version.value % 1000 // 10), ""

@@ -266,9 +266,10 @@ def made_gpus(
     mode: str = "Default",
     name: str = "A GPU",
     mig: str = "Disabled",
+    capability: tuple[int, int] = (9, 0),
 ) -> Iterator[None]:
     """Let torch say that there are two GPUs, and `nvidia-smi` that both have a compute mode."""
-    gpu = SimpleNamespace(name=name, major=9, minor=0, total_memory=80 * GIB)
+    gpu = SimpleNamespace(name=name, major=capability[0], minor=capability[1], total_memory=80 * GIB)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -277,7 +278,7 @@ def made_gpus(
         told = {"name": name, "compute_mode": mode, "mig.mode.current": mig}
         patch.setattr(environment, "ask_nvidia_smi", lambda: [told] * 2)
         patch.setattr(environment, "read_host_limits", lambda: limited(usable=16))
-        patch.setattr("infer_kernels.gpu.require_launcher", lambda: None)
+        patch.setattr("infer_kernels.gpu_start.require_launcher", lambda: None)
         patch.setattr(environment, "examine_first_launches", lambda reporter: reporter.ok("launches", "made up"))
         yield
 
@@ -290,6 +291,14 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
     assert "launches" in found.named("ok")
     assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
+
+
+def test_a_gpu_that_kernels_are_not_made_for_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch, name="Tesla T4", capability=(7, 5)):
+        found = examined(examine_environment, device="cuda")
+    assert found.named("failed") == {"GPU"}
+    assert found.findings["GPU"].found.startswith("Tesla T4 has compute capability 7.5, and kernels are made for 8.0")
+    assert found.details["device"] == "cpu"  # so that no kernel is tried
 
 
 def test_a_gpu_without_triton_is_a_failure_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

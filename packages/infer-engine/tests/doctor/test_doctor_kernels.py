@@ -135,6 +135,7 @@ def test_on_a_gpu_an_ops_checks_go_to_every_other_gpu_too(monkeypatch: pytest.Mo
     monkeypatch.setattr("torch._C._cuda_setDevice", lambda index: ran.append(("current", f"cuda:{index}")))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(kernels, "prepare_gpu", lambda *_, **__: None)
     found = examined(examine_kernels, device=device)
     assert found.named("failed") == set()
     assert [op for op, where in ran if where == "cuda:0"] == ["current", "a", "b", "c", "current"]

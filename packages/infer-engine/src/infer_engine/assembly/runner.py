@@ -13,6 +13,7 @@ from infer_engine.executor.executor import RankOptions, Ranks, Workers
 from infer_engine.executor.messages import CaptureSteps, MeasureCaptures
 from infer_engine.executor.parallel_model import ParallelModel
 from infer_engine.executor.process_group import rank_device
+from infer_engine.gpu_visibility import ask_driver
 from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.graph_runner import DeviceSteps, allocate_device_steps, capture_steps
 from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
@@ -38,7 +39,7 @@ from infer_engine.step_runner import StepRunner
 from infer_kernels.cpu import NotCapturableError, library
 from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.dispatch import TRITON_DEVICES
-from infer_kernels.gpu import require_launcher
+from infer_kernels.gpu_start import prepare_gpu
 from infer_models import CheckpointError, GenerationConfig, ModelConfig
 from infer_models.hub import default_model_name
 from infer_models.tensor_parallel import Shard, check_tensor_parallel_size
@@ -104,7 +105,7 @@ def load_model_runner(
     if found := read_host_limits().describe():
         logger.info("%s; %d threads compute", found, torch.get_num_threads())
     if device.type == "cuda":
-        require_launcher()
+        prepare_gpu(device, driver_cuda=ask_driver()[0])
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
     has_triton = device.type in TRITON_DEVICES
     if size == 1:

@@ -32,7 +32,6 @@ from infer_engine.processes.processors import THREADS
 MAX_KERNEL_PROCESSES = 4
 """Processes that compile and compare Triton kernels side by side; each compiles on one core."""
 PROHIBITED = "Prohibited"
-LEAST_CAPABILITY = (8, 0)
 _BUSY_SHARE = 0.1
 """Share of a GPU's memory in use by others beyond which the default of `gpu_memory_utilization` is too much."""
 
@@ -56,7 +55,7 @@ def examine_environment(reporter: Reporter) -> None:
     reporter.ok("torch", f"{torch.__version__} imported in {time.monotonic() - began:.1f} s")
     on_gpu = _examine_device(reporter, driver)
     if on_gpu:
-        _examine_triton(reporter)
+        _examine_triton(reporter, driver)
     else:
         _examine_cpu_kernels(reporter)
         num_threads = torch.get_num_threads()
@@ -107,6 +106,8 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
     """Report a GPU that torch sees; return whether it computes."""
     import torch  # noqa: PLC0415 - imported by now
 
+    from infer_kernels.gpu_start import GpuUnusableError, require_capability  # noqa: PLC0415 - imports torch
+
     told = ask_nvidia_smi()
     properties = [torch.cuda.get_device_properties(each) for each in range(torch.cuda.device_count())]
     gpus = [
@@ -133,15 +134,17 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
     if is_slice(properties[index].name):
         found = f"this is a slice of {size(total)}: a process sees one slice, so `--tensor-parallel-size` is 1 at most"
         reporter.ok("MIG", found)
+    capability = (properties[index].major, properties[index].minor)
+    try:
+        require_capability(capability, properties[index].name)
+    except GpuUnusableError as error:
+        reporter.fail("GPU", str(error), fix="compute on the CPU with `--device cpu`")
+        return False
     limits = read_host_limits()
     processes = 1 if takes_one else min(MAX_KERNEL_PROCESSES, limits.threads() or limits.usable_processors)
     reporter.details(device=f"cuda:{index}", kernel_processes=processes, gpu_memory={"free": free, "total": total})
-    capability = (properties[index].major, properties[index].minor)
     name = f"{properties[index].name}, compute capability {capability[0]}.{capability[1]}, {size(total)}"
-    if capability < LEAST_CAPABILITY:
-        reporter.warn("GPU", name, fix="kernels are made for 8.0 and later; `--device cpu` if they fail")
-    else:
-        reporter.ok("GPU", name)
+    reporter.ok("GPU", name)
     if total - free > _BUSY_SHARE * total:
         share = int(100 * free / total) / 100
         fix = f"end what uses it, or start the server with `--gpu-memory-utilization` at most {share:.2f}"
@@ -161,18 +164,20 @@ def _why_cuda_fails() -> str:
     return "it sees no GPU"
 
 
-def _examine_triton(reporter: Reporter) -> None:
+def _examine_triton(reporter: Reporter, driver: DriverFacts) -> None:
     """Report whether Triton can compile: its cache, and the C file of its launcher."""
-    from infer_kernels.gpu import LauncherUnusableError, cache_folder, require_launcher  # noqa: PLC0415 - imports torch
+    from infer_kernels.gpu_start import GpuUnusableError, cache_folder, prepare_gpu  # noqa: PLC0415 - imports torch
     from infer_kernels.optional_triton import HAS_TRITON, TRITON_MISSING  # noqa: PLC0415 - imports Triton
 
     if not HAS_TRITON:
         reporter.fail("Triton", TRITON_MISSING, fix="install it, or compute on the CPU with `--device cpu`")
         return
+    from infer_engine.sizing import resolve_device  # noqa: PLC0415 - imports torch
+
     _examine_folder(reporter, "Triton's cache", cache_folder(), variable="TRITON_CACHE_DIR")
     try:
-        require_launcher()
-    except LauncherUnusableError as error:
+        prepare_gpu(resolve_device(reporter.request.device), driver_cuda=driver.driver_cuda)
+    except GpuUnusableError as error:
         reporter.fail("Triton's launcher", str(error), fix="install a C compiler and Python's headers")
     else:
         reporter.ok("Triton's launcher", "compiled by this machine's C compiler")

@@ -1,6 +1,5 @@
 """Facts that the system, the driver and torch tell of NVIDIA GPUs, and the reason why torch cannot use one."""
 
-import ctypes
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from infer_engine.gpu_visibility import WSL_NODE, describe_node, explain_hidden, find_gpu_node
+from infer_engine.gpu_visibility import WSL_NODE, ask_driver, describe_node, explain_hidden, find_gpu_node
 
 WSL_LIBRARY = Path("/usr/lib/wsl/lib/libcuda.so.1")
 """The driver of Windows as WSL2 shows it: there if that driver is NVIDIA's."""
@@ -72,7 +71,7 @@ class DriverFacts:
 def read_driver(visible_devices: str | None) -> DriverFacts:
     """Ask the system and the driver."""
     node = find_gpu_node()
-    driver_cuda, error = _ask_libcuda()
+    driver_cuda, error = ask_driver()
     try:
         text = _DRIVER_FILE.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -155,16 +154,3 @@ def ask_nvidia_smi() -> list[dict[str, str]]:
     names = _SMI_FIELDS.split(",")
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
-
-
-def _ask_libcuda() -> tuple[tuple[int, int] | None, str]:
-    """Return (the newest CUDA that the driver supports, ""), or (None, the reason why it does not say)."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return None, str(error)
-    version = ctypes.c_int()
-    code = library.cuDriverGetVersion(ctypes.byref(version))
-    if code != 0:
-        return None, f"cuDriverGetVersion returns {code}"
-    return (version.value // 1000, version.value % 1000 // 10), ""

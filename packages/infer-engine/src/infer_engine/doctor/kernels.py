@@ -13,12 +13,14 @@ import torch
 from infer_engine.doctor.model_ops import ops_of, quantized_ops_of
 from infer_engine.doctor.model_reading import read_model, without_weights
 from infer_engine.doctor.reporter import Reporter, describe
+from infer_engine.gpu_visibility import ask_driver
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.sizing import choose_block_size, resolve_device
 from infer_kernels.checks import CheckImpossibleError, SelfCheck, model_checks
 from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.cpu.compilation import SWITCH, is_switched_off
 from infer_kernels.cpu.library import library
+from infer_kernels.gpu_start import prepare_gpu
 from infer_models import CheckpointError
 
 NUM_JOINS_ON_GPU, NUM_JOINS_ON_CPU = 1000, 20
@@ -29,6 +31,8 @@ def examine_kernels(reporter: Reporter) -> None:
     try:
         read = read_model(reporter)
         device = resolve_device(reporter.request.device)
+        if device.type == "cuda":
+            prepare_gpu(device, driver_cuda=ask_driver()[0])
         kv_dtype = choose_kv_cache_dtype(read.engine_config, device=device, dtype=read.dtype)
         quantized = quantized_ops_of(without_weights(read))
     except (CheckpointError, ValueError) as error:
