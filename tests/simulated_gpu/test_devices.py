@@ -1,6 +1,7 @@
 """What is decided by a device: its name, its sizes, its group of ranks."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_sizes_of_a_step_and_of_the_kv_cache_are_those_of_the_device() -> None:
     assert (on_cpu.max_num_batched_tokens, on_cpu.max_batch_size, on_cpu.prefill_chunk_size) == (2048, 32, 512)
     memory = kv_memory(config, device=GPU, activation_bytes=GIB // 4)
     assert (memory.share, memory.free) == (GIB * 3 // 4, GIB * 3 // 2)
+
+
+def test_the_page_cache_counts_as_free_where_a_gpus_memory_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infer_engine.sizing.host_memory", lambda: (5 * GIB, 5 * GIB))
+    spec = GpuSpec(total_bytes=8 * GIB, used_bytes=7 * GIB)  # 4 of them are files that were read
+    for is_integrated, free in ((False, GIB), (True, 5 * GIB)):
+        with simulated_gpus(replace(spec, is_integrated=is_integrated)):
+            memory = kv_memory(EngineConfig(gpu_memory_utilization=0.9), device=GPU, activation_bytes=0)
+        assert memory.free == free
+        assert memory.share == max(0, int(8 * GIB * 0.9) - (8 * GIB - free))
 
 
 def test_replicas_take_the_gpus_in_turn() -> None:

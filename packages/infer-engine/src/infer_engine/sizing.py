@@ -158,6 +158,18 @@ def host_memory() -> tuple[int, int]:
     return min(free, left), min(most, left)
 
 
+def gpu_memory(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of a GPU's memory that are free, and all.
+
+    A GPU whose memory is the host's (GB10, Jetson) counts the page cache, the files of weights that were just read
+    among it, as used, though the system takes it back when it is asked for memory.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    if torch.cuda.get_device_properties(device).is_integrated:
+        free = min(total, max(free, host_memory()[0]))
+    return free, total
+
+
 def check_weights_fit(num_bytes: int, *, num_ranks: int, memory: MemoryLimit | None) -> None:
     """Refuse weights of `num_bytes` in each of `num_ranks` processes that a container's limit leaves no room for.
 
@@ -185,7 +197,7 @@ def kv_memory(config: EngineConfig, *, device: torch.device, activation_bytes: i
         num_ranks = config.tensor_parallel_size
         share = int(free * CPU_MEMORY_SHARE / config.data_parallel_size / num_ranks)
         return KVMemory(share=share, free=most // num_ranks)
-    free, total = torch.cuda.mem_get_info(device)
+    free, total = gpu_memory(device)
     share = int(total * config.gpu_memory_utilization) - (total - free) - activation_bytes
     return KVMemory(share=max(0, share), free=free)
 

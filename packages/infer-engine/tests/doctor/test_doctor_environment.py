@@ -269,7 +269,8 @@ def made_gpus(
     capability: tuple[int, int] = (9, 0),
 ) -> Iterator[None]:
     """Let torch say that there are two GPUs, and `nvidia-smi` that both have a compute mode."""
-    gpu = SimpleNamespace(name=name, major=capability[0], minor=capability[1], total_memory=80 * GIB)
+    major, minor = capability
+    gpu = SimpleNamespace(name=name, major=major, minor=minor, total_memory=80 * GIB, is_integrated=False)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -159,6 +159,7 @@ def test_memory_of_a_gpu_is_estimated_without_its_index(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr("torch._C._cuda_setDevice", current.append)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (79 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(is_integrated=False))
     found = examined(examine_checkpoint, device=device)
     assert "79.0 GiB are free on cuda:0" in found.findings["memory"].found
     assert current == [0]

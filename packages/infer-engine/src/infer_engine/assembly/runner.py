@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from infer_cache import KVPool, StatePool, StateSlots
+from infer_engine.assembly.gpu_locks import gpu_locks
 from infer_engine.executor.executor import RankOptions, Ranks, Workers
 from infer_engine.executor.messages import CaptureSteps, MeasureCaptures
 from infer_engine.executor.parallel_model import ParallelModel
@@ -107,14 +108,24 @@ def load_model_runner(
     if device.type == "cuda":
         prepare_gpu(device, driver_cuda=ask_driver()[0])
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
-    has_triton = device.type in TRITON_DEVICES
+    if size > 1:
+        check_tensor_parallel_size(model_config, size)
+    gpus = [rank_device(device, rank) for rank in range(size)] if device.type == "cuda" else []
+    with gpu_locks(gpus):
+        return _load_and_build(config, folder, device, vocabulary, rank_options)
+
+
+def _load_and_build(
+    config: EngineConfig, folder: Path, device: torch.device, vocabulary: "_Vocabulary", options: RankOptions | None
+) -> LoadedRunner:
+    """Load the model and build its runner; arguments as for `load_model_runner`, and the vocabulary of its requests."""
+    has_triton, size = device.type in TRITON_DEVICES, config.tensor_parallel_size
     if size == 1:
         loaded = load_rank(config, folder, device=device)
         if has_triton:
             return _gpu_runner(loaded, loaded.rank_model, vocabulary, Ranks())
         return _cpu_runner(loaded, vocabulary)
-    check_tensor_parallel_size(model_config, size)
-    workers = Workers(config, folder, device=device, options=rank_options)
+    workers = Workers(config, folder, device=device, options=options)
     try:
         loaded = load_rank(config, folder, device=device, shard=Shard(rank=0, size=size))
         workers.join()

@@ -106,6 +106,7 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
     """Report a GPU that torch sees; return whether it computes."""
     import torch  # noqa: PLC0415 - imported by now
 
+    from infer_engine.sizing import gpu_memory  # noqa: PLC0415 - imports torch
     from infer_kernels.gpu_start import GpuUnusableError, require_capability  # noqa: PLC0415 - imports torch
 
     told = ask_nvidia_smi()
@@ -122,7 +123,7 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
         return False
     takes_one = is_exclusive(told)
     try:
-        free, total = torch.cuda.mem_get_info(index)
+        free, total = gpu_memory(torch.device("cuda", index))
     except RuntimeError as error:
         mode = f", and the compute mode is {EXCLUSIVE}, so that a second process is refused" if takes_one else ""
         fix = "end the other process that uses the GPU, or name another one with `--device`"

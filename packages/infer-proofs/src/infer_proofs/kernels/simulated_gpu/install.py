@@ -1,6 +1,7 @@
 """`simulated_gpus`: puts made-up GPUs below torch's Python and Triton's interpreter, for a while."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -98,6 +99,8 @@ def _torch_cuda(machine: Machine) -> dict[str, Any]:
             name=spec.name,
             major=major,
             minor=minor,
+            uuid=f"simulated-{os.getpid()}-{index}",
+            is_integrated=spec.is_integrated,
             multi_processor_count=spec.num_sms,
             total_memory=spec.total_bytes,
             L2_cache_size=50 << 20,

@@ -26,6 +26,7 @@ class GpuSpec:
         num_sms: multiprocessors.
         total_bytes: size of its memory.
         used_bytes: those of them that other processes and the context hold.
+        is_integrated: whether its memory is the host's.
     """
 
     name: str = "Simulated GPU"
@@ -33,6 +34,7 @@ class GpuSpec:
     num_sms: int = 4
     total_bytes: int = 1 << 30
     used_bytes: int = 64 << 20
+    is_integrated: bool = False
 
 
 @dataclass(slots=True)
