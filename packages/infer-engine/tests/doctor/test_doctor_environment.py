@@ -3,7 +3,7 @@
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from infer_engine.doctor.host import (
     describe_variables,
     versions,
 )
+from infer_engine.executor.gpu_links import GpuLink
 from infer_engine.host_limits import HostLimits, MemoryLimit, ProcessorLimit
 from infer_proofs.engine.doctor import examined
 
@@ -267,6 +268,7 @@ def made_gpus(
     name: str = "A GPU",
     mig: str = "Disabled",
     capability: tuple[int, int] = (9, 0),
+    links: Sequence[GpuLink] = (),
 ) -> Iterator[None]:
     """Let torch say that there are two GPUs, and `nvidia-smi` that both have a compute mode."""
     major, minor = capability
@@ -280,6 +282,7 @@ def made_gpus(
         patch.setattr(environment, "ask_nvidia_smi", lambda: [told] * 2)
         patch.setattr(environment, "read_host_limits", lambda: limited(usable=16))
         patch.setattr("infer_kernels.gpu_start.require_launcher", lambda: None)
+        patch.setattr("infer_engine.executor.gpu_links.explain_gpu_links", lambda _: links)
         patch.setattr(environment, "examine_first_launches", lambda reporter: reporter.ok("launches", "made up"))
         yield
 
@@ -292,6 +295,13 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
     assert "launches" in found.named("ok")
     assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
+
+
+def test_what_keeps_gpus_from_computing_together_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made_gpus(monkeypatch, links=[GpuLink("shared memory", "it has 64 MiB", "start it with more")]):
+        found = examined(examine_environment, device="cuda")
+    assert found.named("warning") == {"shared memory"}
+    assert found.findings["shared memory"].fix == "start it with more"
 
 
 def test_a_gpu_that_kernels_are_not_made_for_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

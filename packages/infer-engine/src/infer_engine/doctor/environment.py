@@ -152,7 +152,24 @@ def _examine_gpu(reporter: Reporter, index: int) -> bool:
         reporter.warn("GPU memory", f"{size(total - free)} of {size(total)} are in use", fix=fix)
     else:
         reporter.ok("GPU memory", f"{size(free)} of {size(total)} are free")
+    _examine_links(reporter)
     return True
+
+
+def _examine_links(reporter: Reporter) -> None:
+    """Report what may keep several GPUs from computing together."""
+    import torch  # noqa: PLC0415 - imported by now
+
+    from infer_engine.executor.gpu_links import explain_gpu_links  # noqa: PLC0415 - imports torch
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        return
+    links = explain_gpu_links([torch.device("cuda", index) for index in range(count)])
+    for link in links:
+        reporter.warn(link.what, link.found, fix=link.fix)
+    if not links:
+        reporter.ok("several GPUs", f"{count} with direct access to each other, and shared memory for NCCL")
 
 
 def _why_cuda_fails() -> str:

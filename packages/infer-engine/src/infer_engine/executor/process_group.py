@@ -7,8 +7,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from infer_engine.executor.gpu_links import explain_gpu_links
 from infer_engine.gpu_visibility import VISIBLE_DEVICES, explain_hidden
 from infer_engine.model_runner.inputs.forward_batch import ForwardBatch
+from infer_engine.protocol import EngineStartError
 
 _LEAST_TIMEOUT_S = 60.0
 """Ranks need time to find each other, however short a step is."""
@@ -23,18 +25,31 @@ def join_group(store: str, *, rank: int, size: int, device: torch.device, step_t
         size: number of ranks.
         device: this process's.
         step_timeout_s: seconds after which a collective fails.
+
+    Raises:
+        EngineStartError: NCCL cannot connect the GPUs; the message says what of this machine may be the reason.
     """
     # All ranks are on this machine: nothing listens on its other interfaces.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     on_gpu = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=dist.FileStore(store, size),  # type: ignore[attr-defined]  # public, but torch's types do not export it
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=max(step_timeout_s, _LEAST_TIMEOUT_S)),
-        device_id=device if on_gpu else None,
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=dist.FileStore(store, size),  # type: ignore[attr-defined]  # public, but torch's types do not export it
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=max(step_timeout_s, _LEAST_TIMEOUT_S)),
+            device_id=device if on_gpu else None,
+        )
+    except dist.DistBackendError as error:
+        if not on_gpu:
+            raise
+        first = device.index - rank
+        links = explain_gpu_links([torch.device("cuda", first + each) for each in range(size)])
+        reasons = "".join(f" {link.what.capitalize()}: {link.found}: {link.fix}." for link in links)
+        raise EngineStartError(
+            f"NCCL cannot connect rank {rank} to the other GPUs: {error}.{reasons} `NCCL_DEBUG=INFO` makes it say more."
+        ) from error
 
 
 def share_pending_ids(batch: ForwardBatch) -> None:

@@ -67,6 +67,7 @@ def _functions(machine: Machine) -> dict[str, Any]:
         "_cuda_getDeviceCount": lambda: len(machine.gpus),
         "_cuda_getDevice": lambda: machine.current,
         "_cuda_setDevice": set_device,
+        "_cuda_canDeviceAccessPeer": lambda _one, _other: True,
         "_cuda_hasPrimaryContext": lambda index: index == machine.current,
         "_cuda_synchronize": machine.synchronize,
         "_cuda_getCurrentStream": current_stream,
