@@ -1,6 +1,6 @@
 """A whole engine starts and answers on a made-up GPU: it measures, sizes, warms up, captures and proves its steps."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from infer_engine.model_runner import graph_runner
 from infer_engine.model_runner.graphs import gpu_graphs
 from infer_engine.model_runner.graphs.checks import graph_check
 from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
+from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture, Replay
 from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES
 from infer_engine.model_runner.graphs.prompt_tokens import DECODES_BESIDE_PROMPTS
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
@@ -109,6 +110,31 @@ def test_the_proof_computes_the_logits_of_few_rows_at_once_and_keeps_no_memory(
     assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
     assert max(rows) == 3  # of steps of up to ten
     assert kept[0] < SEGMENT_BYTES
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_capture_that_takes_the_device_with_it_ends_the_start_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_measured: bool
+) -> None:
+    """From vllm#37242, WSL#14452 and realizar#197: every later call of the process fails."""
+    captured: list[object] = []
+
+    class LostCapture(CUDAGraphCapture):
+        def capture(self, compute: Callable[[], None]) -> Replay:
+            captured.append(compute)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        def free_bytes(self) -> int:
+            if captured:
+                raise RuntimeError("CUDA error: unspecified launch failure")
+            return super().free_bytes()
+
+    monkeypatch.setitem(gpu_graphs.GRAPH_CAPTURES, "cuda", LostCapture)
+    if not is_measured:  # then the proof is the first to capture
+        monkeypatch.setattr(gpu_graphs.GPUGraphs, "measure_bytes", lambda *_: 0)
+    with pytest.raises(ValueError, match=r"unusable for this process \(.*illegal memory.*`use_cuda_graphs=False`"):
+        ModelEngine(folder, device="cuda", **CONFIG)
 
 
 @pytest.mark.usefixtures("started")

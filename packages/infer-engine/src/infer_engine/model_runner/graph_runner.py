@@ -64,7 +64,7 @@ def capture_steps(
     Returns None if they are not to be captured.
 
     Raises:
-        GraphStuckError: a captured step did not end.
+        DeviceLostError: a captured step did not end.
     """
     if steps.graphs is None:
         return None

@@ -11,7 +11,7 @@ from infer_cache import KVPool, StatePool
 from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches
 from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
 from infer_engine.model_runner.graphs.checks.graph_check import GraphChecker
-from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
+from infer_engine.model_runner.graphs.checks.graph_report import GraphReport, require_device
 from infer_engine.model_runner.graphs.cuda_graphs import CUDAGraphs
 from infer_engine.model_runner.graphs.graph_capture import CUDAGraphCapture, GraphCapture
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
@@ -74,6 +74,9 @@ class GPUGraphs:
         """Return about how many bytes of the device all captures take; 0 if steps cannot be captured.
 
         `views` are of a KV pool, which is left as it is.
+
+        Raises:
+            DeviceLostError: the device has failed for good.
         """
         capture = self._new_capture()
         graphs = self.over(views, capture, vocab_size=self._model.config.vocab_size)
@@ -85,13 +88,14 @@ class GPUGraphs:
             return max(0, free - capture.free_bytes())
 
         try:
-            return estimate_bytes(self._shapes, measure)
-        except RuntimeError:
+            num_bytes = estimate_bytes(self._shapes, measure)
+        except RuntimeError as error:
+            require_device(capture, error)
             logger.debug("Steps cannot be captured, which `capture` will say.", exc_info=True)
-            return 0
-        finally:
-            graphs.drop()
-            capture.free_bytes()
+            num_bytes = 0
+        graphs.drop()
+        capture.free_bytes()
+        return num_bytes
 
     def capture(
         self,
@@ -110,7 +114,7 @@ class GPUGraphs:
         tokens, for which they gather logits.
 
         Raises:
-            GraphStuckError: a captured step did not end.
+            DeviceLostError: a captured step did not end, or the device has failed for good.
         """
         for has_choices in (True, False) if self._has_ranks else (True,):
             graphs, report = self._capture(

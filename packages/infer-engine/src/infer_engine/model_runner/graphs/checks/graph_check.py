@@ -27,7 +27,12 @@ from infer_engine.model_runner.graphs.checks.closeness import TOLERANCE, are_clo
 from infer_engine.model_runner.graphs.checks.decodes_in_a_row import decode_in_a_row
 from infer_engine.model_runner.graphs.checks.dummy_batches import DummyBatches, Items
 from infer_engine.model_runner.graphs.checks.dummy_states import DummyStates
-from infer_engine.model_runner.graphs.checks.graph_report import GraphRefusedError, GraphReport, GraphStuckError
+from infer_engine.model_runner.graphs.checks.graph_report import (
+    DeviceLostError,
+    GraphRefusedError,
+    GraphReport,
+    require_device,
+)
 from infer_engine.model_runner.graphs.cuda_graphs import Captured, CUDAGraphs
 from infer_engine.model_runner.graphs.graph_capture import GraphCapture, Replay
 from infer_engine.model_runner.inputs.forward_batch import BatchShape, ForwardBatch
@@ -111,7 +116,7 @@ class GraphChecker:
         """Capture steps of `shapes` and check each; if one is wrong, none is used.
 
         Raises:
-            GraphStuckError: a replay did not end.
+            DeviceLostError: a replay did not end, or the device has failed for good.
         """
         started_s = time.monotonic()
         self._batches.write_noise()
@@ -126,9 +131,10 @@ class GraphChecker:
             self._settle()
             num_captured = len(self._captured)
             report = GraphReport(num_captured, num_exact, has_choices=self._graphs.has_choices)
-        except GraphStuckError:
+        except DeviceLostError:
             raise
         except Exception as error:
+            require_device(self._capture, error)
             self._graphs.drop()
             logger.warning("A captured step is refused, so CUDA graphs are not used.", exc_info=error)
             refusal = str(error)
@@ -274,7 +280,7 @@ class GraphChecker:
 
     def _wait(self, shape: BatchShape) -> None:
         if not self._capture.wait(MAX_REPLAY_S):
-            raise GraphStuckError(
+            raise DeviceLostError(
                 f"a captured step of {shape.num_tokens} tokens did not end within {MAX_REPLAY_S:.0f} s; start "
                 "with `use_cuda_graphs=False`, and report it"
             )

@@ -2,9 +2,29 @@
 
 from dataclasses import dataclass
 
+from infer_engine.model_runner.graphs.graph_capture import GraphCapture
 
-class GraphStuckError(ValueError):
-    """A replayed step did not end: the device cannot be used further by this process."""
+
+class DeviceLostError(ValueError):
+    """A captured step did not end, or failed for good: the device cannot be used further by this process."""
+
+
+def require_device(capture: GraphCapture, error: Exception) -> None:
+    """Return if the device still works after the `error` of a capture or a replay.
+
+    A fault of a kernel, or of the driver in a capture, may take the context with it: every later call fails, whatever
+    it asks for, with a message that says nothing of captured steps.
+
+    Raises:
+        DeviceLostError: it does not.
+    """
+    try:
+        capture.free_bytes()
+    except RuntimeError:
+        raise DeviceLostError(
+            f"capturing steps has left the GPU unusable for this process ({error}); start with "
+            "`use_cuda_graphs=False`, and report it"
+        ) from error
 
 
 class GraphRefusedError(Exception):
