@@ -96,7 +96,8 @@ def adapt(model: CausalLM, adapters: list[Adapter]) -> CausalLM:
 
 def joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return one pair for layers of one input whose outputs lie side by side."""
-    return torch.cat([a for a, _ in parts]), torch.block_diag(*(b for _, b in parts))
+    both = torch.block_diag(*(b for _, b in parts))  # type: ignore[no-untyped-call]  # torch has no types for it
+    return torch.cat([a for a, _ in parts]), both
 
 
 def drawn_adapter(weights: dict[str, Tensor], layers: tuple[str, ...], seed: int) -> Adapter:
