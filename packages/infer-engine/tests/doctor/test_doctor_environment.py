@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.doctor import environment, gpu_facts
+from infer_engine.doctor import devices, environment, gpu_facts
 from infer_engine.doctor.environment import examine_environment
 from infer_engine.doctor.gpu_facts import DriverFacts, ask_nvidia_smi, explain_unusable
 from infer_engine.doctor.host import (
@@ -279,11 +279,11 @@ def made_gpus(
         patch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 * GIB))
         told = {"name": name, "compute_mode": mode, "mig.mode.current": mig}
-        patch.setattr(environment, "ask_nvidia_smi", lambda: [told] * 2)
+        patch.setattr(devices, "ask_nvidia_smi", lambda: [told] * 2)
         patch.setattr(environment, "read_host_limits", lambda: limited(usable=16))
         patch.setattr("infer_kernels.gpu_start.require_launcher", lambda: None)
-        patch.setattr("infer_engine.executor.gpu_links.explain_gpu_links", lambda _: links)
-        patch.setattr(environment, "examine_first_launches", lambda reporter: reporter.ok("launches", "made up"))
+        patch.setattr(devices, "explain_gpu_links", lambda _: links)
+        patch.setattr(devices, "examine_first_launches", lambda reporter: reporter.ok("launches", "made up"))
         yield
 
 
@@ -313,7 +313,7 @@ def test_a_gpu_that_kernels_are_not_made_for_is_a_failure(monkeypatch: pytest.Mo
 
 
 def test_a_gpu_without_triton_is_a_failure_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infer_kernels.optional_triton.HAS_TRITON", False)
+    monkeypatch.setattr(devices, "HAS_TRITON", False)
     with made_gpus(monkeypatch):
         found = examined(examine_environment, device="cuda")
     assert found.named("failed") == {"Triton"}

@@ -5,12 +5,13 @@ They fail where driver, wheel and GPU do not fit together, which shows in no ver
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+import torch
 
 from infer_engine.doctor.reporter import Reporter, describe
-
-if TYPE_CHECKING:  # `environment` imports torch itself, after the facts that need none
-    import torch
+from infer_engine.model_runner.runner import use_device
+from infer_engine.sizing import resolve_device
+from infer_kernels import resolve_token_ids
 
 FIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -32,18 +33,13 @@ _SIZE = 256
 
 def examine_first_launches(reporter: Reporter) -> None:
     """Report whether a kernel of Triton and a product of torch compute on the GPU of the request."""
-    from infer_engine.model_runner.runner import use_device  # noqa: PLC0415 - imports torch
-    from infer_engine.sizing import resolve_device  # noqa: PLC0415 - imports torch
-
     device = resolve_device(reporter.request.device)
     use_device(device)  # Triton launches on the current GPU
     for what, launch in (("a Triton kernel", _launch_kernel), ("a matrix product", _multiply)):
         examine_launch(reporter, what, launch, device)
 
 
-def examine_launch(
-    reporter: Reporter, what: str, launch: Callable[["torch.device"], bool], device: "torch.device"
-) -> None:
+def examine_launch(reporter: Reporter, what: str, launch: Callable[[torch.device], bool], device: torch.device) -> None:
     """Report the outcome of `launch`, which returns whether the result is right."""
     try:
         is_right = launch(device)
@@ -58,19 +54,13 @@ def examine_launch(
         reporter.fail(what, f"computes wrongly on {device}", fix="the GPU or its driver is broken, or please report it")
 
 
-def _launch_kernel(device: "torch.device") -> bool:
-    import torch  # noqa: PLC0415 - imported by now
-
-    from infer_kernels import resolve_token_ids  # noqa: PLC0415 - imports torch and Triton
-
+def _launch_kernel(device: torch.device) -> bool:
     token_ids = torch.tensor([5, -1, -2], dtype=torch.int32, device=device)
     resolve_token_ids(token_ids, torch.tensor([7, 9], device=device))
     return token_ids.tolist() == [5, 7, 9]
 
 
-def _multiply(device: "torch.device") -> bool:
+def _multiply(device: torch.device) -> bool:
     """Multiply numbers whose products and sums bf16 holds."""
-    import torch  # noqa: PLC0415 - imported by now
-
     ones = torch.ones(_SIZE, _SIZE, dtype=torch.bfloat16, device=device)
     return bool((torch.mm(ones, ones) == _SIZE).all())
