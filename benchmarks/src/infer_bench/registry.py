@@ -24,10 +24,9 @@ BENCHMARKS = {
     "policies": ("serving.policies", "what each scheduling policy gives and costs"),
     "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
-    "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
-    "quantized-peers": (
-        "serving.peers:main_of_quantized",
-        "quantized weights beside none, and beside peers' own",
+    "peers": (
+        "serving.peers",
+        "our server and others on the same checkpoint, round by round, quantized or not",
     ),
     "quantization-loss": ("quality.quantization_loss", "what quantized weights cost in held-out loss"),
     "real-model": ("quality.real_model", "what quantized weights cost a real model: loss and greedy answers"),
