@@ -9,7 +9,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from infer_bench.checkpoints import write_checkpoint
-from infer_bench.results import medians
 from infer_bench.server.processes import processes_behind, resident_memory
 from infer_bench.serving import peers
 from infer_bench.serving.peers import (
@@ -17,11 +16,10 @@ from infer_bench.serving.peers import (
     batch,
     own_command,
     pairs,
-    ratios,
     read_arguments,
     requests,
     running,
-    spread_table,
+    times_better,
 )
 from infer_bench.shapes import SHAPES, write_config
 from infer_models import ModelConfig
@@ -34,7 +32,6 @@ TINY = SHAPES["llama-30m"] | {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-OURS = {"W, tokens/s": 200.0, "prefill, ms": 50.0}
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ratios_above_one_are_in_our_favour() -> None:
-    assert ratios(OURS, {"W, tokens/s": 100.0, "prefill, ms": 100.0}) == {"W, tokens/s": 2.0, "prefill, ms": 2.0}
-
-
-def test_a_comparison_reports_medians_of_its_rounds() -> None:
-    rounds = [{name: value * factor for name, value in OURS.items()} for factor in (1, 4, 2)]
-    assert medians(rounds) == rounds[2]
-    assert "| W, tokens/s | 400.0 (200.0 - 800.0) | 200.0 (200.0 - 200.0) |" in spread_table(
-        {"infer": rounds, "peer": [OURS] * 3}
-    )
+    assert times_better(200.0, 100.0, "W, tokens/s") == times_better(50.0, 100.0, "prefill, ms") == 2.0
 
 
 def test_rounds_differ_in_contents_and_never_in_lengths() -> None:

@@ -48,7 +48,7 @@ from infer_bench.agreement import compare_texts
 from infer_bench.client.load import RequestResult, run_workload, whole
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
-from infer_bench.results import Columns, argument_parser, in_turns, lines_table, medians, save, table
+from infer_bench.results import Columns, argument_parser, in_turns, lines_table, medians, number, save
 from infer_bench.server.metrics import describe, served_model
 from infer_bench.server.processes import ended_with_all, processes_behind, resident_memory
 from infer_bench.shapes import NO_DRAFTS_FLAGS
@@ -81,9 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = {own_name(scheme, args): own_command(folder, scheme, args) for scheme in args.schemes}
     turns, texts = run_race(commands | {name: peer.command for name, peer in args.peer.items()}, folder, args)
     found, compared = {side: medians(rounds) for side, rounds in turns.items()}, pairs(args)
-    better = {title: ratios(found[own], found[other]) for title, (own, other) in compared.items()}
+    better = {
+        title: {name: times_better(value, found[other][name], name) for name, value in found[own].items()}
+        for title, (own, other) in compared.items()
+    }
     agreements = {title: compare_texts(texts[own], texts[other]) for title, (own, other) in compared.items()}
-    print(f"\n{spread_table(turns)}")
+    print(f"\nmedians of {args.rounds} rounds\n\n{race_table(turns)}")
     if better:
         columns: Columns = {name: f"{{{name}:.2f}}" for name in next(iter(found.values()))}
         print(f"\n{lines_table(columns, better.items(), corner='times better')}")
@@ -261,18 +264,22 @@ def requests(name: str, lengths: Sequence[int], num_new: int, scale: float) -> W
     return Workload(name=name, requests=planned, is_closed_loop=False)
 
 
-def ratios(ours: Turn, theirs: Turn) -> Turn:
-    """Return how many times better ours is than theirs, number by number."""
-    return {name: own / theirs[name] if name.endswith("/s") else theirs[name] / own for name, own in ours.items()}
+def times_better(own: float, other: float, name: str) -> float:
+    """Return how many times better `own` is: of rates more is better, of the rest less is."""
+    return own / other if name.endswith("/s") else other / own
 
 
-def spread_table(turns: Mapping[str, Sequence[Turn]]) -> str:
-    """Return every number's median, with the least and most of all rounds, a column for each side."""
-    rows = []
-    for name in next(iter(turns.values()))[0]:
-        digits = 2 if name.endswith("GB") else 1
-        found = [[turn[name] for turn in rounds] for rounds in turns.values()]
-        numbers = [(statistics.median(each), min(each), max(each)) for each in found]
-        rows.append([name, *("{:.{d}f} ({:.{d}f} - {:.{d}f})".format(*each, d=digits) for each in numbers)])
-    num_rounds = max(len(rounds) for rounds in turns.values())
-    return table([f"median (least - most of {num_rounds} rounds)", *turns], rows)
+def measured(rounds: Sequence[Turn], name: str) -> str:
+    """Return the median of a side's number, with the least and the most where there are several rounds."""
+    found = [turn[name] for turn in rounds]
+    spread = f" ({number(min(found))} - {number(max(found))})" if len(found) > 1 else ""
+    return number(statistics.median(found)) + spread
+
+
+def race_table(turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Return every number of all sides, a column for each."""
+    lines: Columns = {
+        name: lambda rounds, name=name: measured(rounds, name)  # type: ignore[misc]  # a default
+        for name in next(iter(turns.values()))[0]
+    }
+    return lines_table(lines, turns.items())
