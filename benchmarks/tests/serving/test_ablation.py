@@ -21,13 +21,13 @@ from infer_bench.serving.ablation import (
 )
 from infer_bench.serving.ladder import (
     CHUNKS,
+    CONTROLS,
     CPU,
     EXPECTATIONS,
     GPU,
-    LABELS,
+    LADDER,
     ONE_BY_ONE,
     ONLY_CHUNKED,
-    RUNS,
     SLOTS,
     STEPS,
     Measured,
@@ -43,7 +43,6 @@ from infer_engine import EngineConfig
 from infer_models.config import ModelConfig
 from infer_proofs.server import FakeEngine, running_server
 
-CONTROLS = [step for step in LABELS if step not in STEPS]
 CASES = [(profile, shape) for profile in (CPU, GPU) for shape in profile.shapes]
 each_case = pytest.mark.parametrize(("profile", "shape"), CASES, ids=[shape for _, shape in CASES])
 each_profile = pytest.mark.parametrize("profile", [CPU, GPU], ids=lambda profile: profile.name)
@@ -72,8 +71,8 @@ def switched(before: Options, after: Options) -> set[str]:
 @each_case
 def test_steps_differ_from_the_one_before_by_one_switch(profile: Profile, shape: str) -> None:
     options = server_options(profile, shape)
-    assert list(options) == list(LABELS) == list(RUNS)
-    assert [switched(options[before], options[after]) for before, after in pairwise(STEPS)] == [
+    assert list(options) == list(STEPS)
+    assert [switched(options[before], options[after]) for before, after in pairwise(LADDER)] == [
         {"max_batch_size"},
         {"batching_mode"},
         {"kv_cache_backend"},
@@ -121,7 +120,7 @@ def test_steps_are_configurations_of_equal_memory_that_do_what_they_are_called(
     profile: Profile, shape: str, tmp_path: Path
 ) -> None:
     found = {step: EngineConfig(**options) for step, options in server_options(profile, shape).items()}
-    order = list(STEPS)
+    order = list(LADDER)
     for number, step in enumerate(order):
         config = found[step]
         assert (config.max_batch_size or 0) == (1 if number < 1 else SLOTS if number < 4 else profile.max_batch_size)
@@ -147,7 +146,7 @@ def test_requests_of_the_batching_workload_arrive_faster_and_are_the_same() -> N
 
 
 def test_steps_and_workloads_can_be_chosen() -> None:
-    assert choose_pairs() == {step: list(names) for step, names in RUNS.items()}
+    assert choose_pairs() == {step: list(each.workloads) for step, each in STEPS.items()}
     assert choose_pairs(["matched", "paged"], ["mixed"]) == {"paged": ["mixed"]}
 
 
@@ -155,7 +154,7 @@ def test_dry_run_prints_servers_and_workloads_of_every_shape(capsys: pytest.Capt
     main(["--profile", "gpu", "--dry-run"])
     text = capsys.readouterr().out
     assert all(f"# gpu: {shape}" in text for shape in GPU.shapes)
-    assert text.count("infer-server --device") == len(LABELS) * len(GPU.shapes)
+    assert text.count("infer-server --device") == len(STEPS) * len(GPU.shapes)
     assert all(workload in text for workload in WORKLOADS)
 
 
@@ -173,7 +172,7 @@ async def test_measuring_gives_every_metric_of_the_tables_and_ends_where_a_reque
     assert (medians["output_tokens_per_s"], medians["ttft_p50_s"]) == (20.0, summary["ttft_s"]["p50"])
     assert medians["num_decoding_peak"] == summary["num_decoding_peak"] >= 1
     text = report(result)
-    assert f"| `paged_attention` | {STEPS['paged']} | 20/s |" in text
+    assert f"| `paged_attention` | {STEPS['paged'].label} | 20/s |" in text
     assert "Sizes of chunks" not in text
 
 
@@ -193,7 +192,9 @@ BETTER: dict[tuple[str, str], dict[str, float]] = {
     ("prefix", "prefix_caching"): {"ttft_p50_s": 0.1},
     ("beside", "chunked_prefill"): {"itl_p99_s": 0.1},
 }
-GOOD: Measured = {step: {name: ANY | BETTER.get((step, name), {}) for name in names} for step, names in RUNS.items()}
+GOOD: Measured = {
+    step: {name: ANY | BETTER.get((step, name), {}) for name in each.workloads} for step, each in STEPS.items()
+}
 FITTING = {256: (8, 128), 512: (8, 64), 1024: (8, 32), 2048: (8, 16), 4096: (8, 8)}
 
 
@@ -221,8 +222,8 @@ def test_claims_hold_on_numbers_that_bear_them_out_and_find_their_workloads() ->
     assert len(claims) == len(EXPECTATIONS) + len(FITTING) + 2
     assert all(claim.held for claim in claims)
     steps = [claim.step for claim in claims]
-    assert steps == sorted(steps, key=list(LABELS).index)
-    assert set(steps) == {*STEPS, "uncapped"} - {"one", "capped"}
+    assert steps == sorted(steps, key=list(STEPS).index)
+    assert set(steps) == {*LADDER, "uncapped"} - {"one", "capped"}
     assert judge({}, capacities={}) == judge({"chunked": GOOD["chunked"]}, capacities={}) == []
 
 
@@ -264,7 +265,7 @@ def test_report_is_made_of_a_saved_result_and_says_what_did_not_hold(tmp_path: P
     result = as_saved(changed("prefix", "prefix_caching", "ttft_p50_s", 3.0))
     text = report(result)
     assert "\n| one by one | 100/s | 100/s |  |  |  |  |  |  |  |  |" in text
-    assert f"\n| {STEPS['static']} | 100/s | 300/s | 2.00 s | 3 | 1 |  |  |  |  |  |" in text
+    assert f"\n| {STEPS['static'].label} | 100/s | 300/s | 2.00 s | 3 | 1 |  |  |  |  |  |" in text
     assert text.count("**not held**") == 1
     assert "`prefix_caching`: 1.00 s -> 3.00 s (x3.00)" in text
     assert "| 256 | 8 | 128 | 16 |" in text

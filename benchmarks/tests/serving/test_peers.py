@@ -2,8 +2,6 @@
 
 import json
 import sys
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from infer_bench.checkpoints import write_checkpoint
-from infer_bench.results import medians
 from infer_bench.server.processes import processes_behind, resident_memory
 from infer_bench.serving import peers
 from infer_bench.serving.peers import (
@@ -19,11 +16,10 @@ from infer_bench.serving.peers import (
     batch,
     own_command,
     pairs,
-    ratios,
-    read_quantized_arguments,
+    read_arguments,
     requests,
     running,
-    spread_table,
+    times_better,
 )
 from infer_bench.shapes import SHAPES, write_config
 from infer_models import ModelConfig
@@ -36,7 +32,6 @@ TINY = SHAPES["llama-30m"] | {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-OURS = {"W, tokens/s": 200.0, "prefill, ms": 50.0}
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ratios_above_one_are_in_our_favour() -> None:
-    assert ratios(OURS, {"W, tokens/s": 100.0, "prefill, ms": 100.0}) == {"W, tokens/s": 2.0, "prefill, ms": 2.0}
-
-
-def test_a_comparison_reports_medians_of_its_rounds() -> None:
-    rounds = [{name: value * factor for name, value in OURS.items()} for factor in (1, 4, 2)]
-    assert medians(rounds) == rounds[2]
-    assert "| W, tokens/s | 400.0 (200.0 - 800.0) | 200.0 (200.0 - 200.0) |" in spread_table(
-        {"infer": rounds, "peer": [OURS] * 3}
-    )
+    assert times_better(200.0, 100.0, "W, tokens/s") == times_better(50.0, 100.0, "prefill, ms") == 2.0
 
 
 def test_rounds_differ_in_contents_and_never_in_lengths() -> None:
@@ -66,23 +53,22 @@ def test_rounds_differ_in_contents_and_never_in_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "flags", "message"),
+    ("flags", "message"),
     [
-        (peers.main, "", "--model"),
-        (peers.main, "--model m --peer a", "no NAME=COMMAND"),
-        (peers.main, "--model m --peer a=serve", "`{port}` in the command"),
-        (peers.main, "--model m --peer infer={port}", "a name of its own"),
-        (peers.main, "--model m --rounds 0", "must be positive"),
-        (peers.main_of_quantized, "--model m --schemes none --peer int8 a {port}", "`--peer int8` is none of"),
-        (peers.main_of_quantized, "--model m --peer int8 a serve", "`{port}` in its command"),
-        (peers.main_of_quantized, "--model m --peer int8 a {port} --peer int4 a {port}", "a name of its own"),
+        ([], "--model"),
+        (["--peer", "a"], "a name of its own, `=` and a command with `{port}`"),
+        (["--peer", "a=serve"], "a command with `{port}`"),
+        (["--peer", "infer={port}"], "a name of its own"),
+        (["--rounds", "0"], "must be positive"),
+        (["--peer", "int8:a={port}"], "int8 is none of the schemes none"),
+        (["--schemes", "int8", "int4", "--peer", "int8:a={port}", "--peer", "int4:a={port}"], "a name of its own"),
     ],
 )
 def test_a_comparison_that_cannot_be_run_is_refused(
-    command: Callable[[list[str]], None], flags: str, message: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        command(flags.split())
+        read_arguments([*(["--model", "m"] if flags else []), *flags])
     assert message in capsys.readouterr().err
 
 
@@ -104,20 +90,36 @@ async def test_an_answer_of_another_length_ends_the_comparison() -> None:
         await ask("http://127.0.0.1:9", requests("c", [5], 3, 1.0))
 
 
-def test_a_comparison_with_ourselves_saves_every_round(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("schemes", "own", "memory"),
+    [(["none"], ["infer"], peers.IDLE_MEMORY), (["none", "fcfs"], ["infer none", "infer fcfs"], peers.ALL_MEMORY)],
+)
+def test_a_comparison_with_ourselves_saves_every_round_of_every_side(
+    schemes: list[str],
+    own: list[str],
+    memory: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    stub = f"stub={sys.executable} -m infer_server --model {checkpoint} --port {{port}}"
-    flags = ["--peer", stub, "--rounds", "1", "--scale", "0.05", "--device", "cpu"]
-    peers.main(["--model", str(checkpoint), *flags, "--out", str(tmp_path)])
-    saved = json.loads((tmp_path / "peers-tiny.json").read_text())
-    assert {side: len(turns) for side, turns in saved["turns"].items()} == {"infer": 1, "stub": 1}
+    stub = f"{schemes[-1]}:stub={sys.executable} -m infer_server --model {checkpoint} --port {{port}}"
+    flags = ["--schemes", *schemes, "--scheme-flags", "--scheduler-policy {scheme}", "--peer", stub, "--rounds", "1"]
+    how = ["--scale", "0.05", "--device", "cpu", "--name", "race", "--out", str(tmp_path)]
+    peers.main(["--model", str(checkpoint), *flags, *how])
+    saved = json.loads((tmp_path / "race.json").read_text())
+    assert {side: len(turns) for side, turns in saved["turns"].items()} == dict.fromkeys([*own, "stub"], 1)
     assert all(value > 0 for turns in saved["turns"].values() for value in turns[0].values())
-    ours, stub = (saved["medians"][side][peers.IDLE_MEMORY] for side in ("infer", "stub"))
-    assert 0.1 < ours == pytest.approx(stub, rel=0.2)
-    assert saved["agreements"]["stub"]["num_same_answers"] == 16
-    assert "16 of 16 answers are the same text" in capsys.readouterr().out
+    assert [side for side, words in saved["commands"].items() if "--scheduler-policy fcfs" in words] == own[1:]
+    compared = [*(f"{each} / {own[0]}" for each in own[1:]), f"{own[-1]} / stub"]
+    assert list(saved["ratios"]) == list(saved["agreements"]) == compared
+    assert saved["medians"][own[-1]][memory] > 0.1
+    assert saved["ratios"][compared[-1]][memory] == pytest.approx(1.0, rel=0.2)
+    assert saved["agreements"][compared[-1]]["num_same_answers"] == 16
+    printed = capsys.readouterr().out
+    assert f"| times better | {' | '.join(compared)} |" in printed
+    assert f"{compared[-1]}: 16 of 16 answers are the same text" in printed
 
 
 def test_a_servers_memory_is_that_of_all_its_processes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,43 +159,25 @@ def test_shapes_are_of_the_sizes_that_they_are_called_after(tmp_path: Path, shap
     assert config.dtype == "bfloat16"
 
 
-def flags_of(scheme: str, args: Namespace) -> list[str]:
+def flags_of(scheme: str, *more: str) -> list[str]:
+    args = read_arguments(["--model", "m", *more])
     command = own_command(Path("m"), scheme, args)
     return command[command.index("{port}") + 1 :]
 
 
 def test_each_scheme_is_compared_with_none_and_then_with_its_peers() -> None:
-    named = {"int8": {"theirs": ["a"], "others": ["b"]}}
-    own = [("infer int8", "infer none"), ("infer int4", "infer none")]
-    others = [("infer int8", "theirs"), ("infer int8", "others")]
-    assert pairs(Namespace(schemes=["none", "int8", "int4"], peer=named)) == [*own, *others]
-    assert pairs(Namespace(schemes=["int8"], peer=named)) == others
+    named = ["--peer", "int8:theirs={port}", "--peer", "int8:others={port}"]
+    own = ["infer int8 / infer none", "infer int4 / infer none"]
+    others = ["infer int8 / theirs", "infer int8 / others"]
+    three = read_arguments(["--model", "m", *named, "--schemes", "none", "int8", "int4"])
+    assert list(pairs(three)) == [*own, *others]
+    assert list(pairs(read_arguments(["--model", "m", *named, "--schemes", "int8"]))) == others
 
 
 def test_only_quantized_sides_get_the_flags_that_quantize() -> None:
-    args = read_quantized_arguments(["--model", "m", "--serve", "--max-batch-size", "4"])
     drafts = ["--speculative-config", "none"]  # as the peers' servers
-    assert flags_of("none", args) == [*drafts, "--max-batch-size", "4"]
-    assert flags_of("int8", args) == [*drafts, "--quantization", "int8", "--max-batch-size", "4"]
-    args = read_quantized_arguments(["--model", "m", "--scheme-flags", "--weights {scheme} --x"])
-    assert flags_of("int4", args) == [*drafts, "--weights", "int4", "--x"]
-    args = read_quantized_arguments(["--model", "m", "--serve", "--speculative-config", "{}"])
-    assert flags_of("none", args) == ["--speculative-config", "{}"]
-
-
-def test_a_comparison_of_schemes_saves_every_round_of_every_side(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    stub = f"{sys.executable} -m infer_server --model {checkpoint} --port {{port}}"
-    schemes = ["--schemes", "none", "fcfs", "--scheme-flags", "--scheduler-policy {scheme}"]
-    how = ["--rounds", "1", "--scale", "0.05", "--device", "cpu", "--out", str(tmp_path)]
-    peers.main_of_quantized(["--model", str(checkpoint), *schemes, "--peer", "fcfs", "stub", stub, *how])
-    saved = json.loads((tmp_path / "quantized-peers-tiny.json").read_text())
-    assert {side: len(turns) for side, turns in saved["turns"].items()} == {"infer none": 1, "infer fcfs": 1, "stub": 1}
-    assert "--scheduler-policy fcfs" in saved["commands"]["infer fcfs"]
-    assert "--scheduler-policy" not in saved["commands"]["infer none"]
-    assert list(saved["ratios"]) == ["infer fcfs / infer none", "infer fcfs / stub"]
-    assert saved["ratios"]["infer fcfs / stub"]["idle memory, GB"] == pytest.approx(1.0, rel=0.2)
-    assert saved["agreements"]["infer fcfs / stub"]["num_same_answers"] == 16
-    assert "| times better | infer fcfs / infer none | infer fcfs / stub |" in capsys.readouterr().out
+    served = ("--serve", "--max-batch-size", "4")
+    assert flags_of("none", *served) == [*drafts, "--max-batch-size", "4"]
+    assert flags_of("int8", *served) == [*drafts, "--quantization", "int8", "--max-batch-size", "4"]
+    assert flags_of("int4", "--scheme-flags", "--weights {scheme} --x") == [*drafts, "--weights", "int4", "--x"]
+    assert flags_of("none", "--serve", "--speculative-config", "{}") == ["--speculative-config", "{}"]

@@ -11,7 +11,7 @@ how many do at once says whether a load forms batches. A request that failed cou
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -104,6 +104,12 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | 
             "max": max(values, default=None),
         }
     return combined
+
+
+def metric_of(summary: Mapping[str, Any], metric: str) -> float:
+    """Return a summary's metric; `ttft_p50_s` is its `p50` of `ttft_s`."""
+    name, *percent = metric.removesuffix("_s").split("_p")
+    return float(summary[f"{name}_s"][f"p{percent[0]}"] if percent and percent[0].isdigit() else summary[metric])
 
 
 def metric_words(metric: str, value: float) -> str:

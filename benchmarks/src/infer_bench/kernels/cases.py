@@ -102,6 +102,8 @@ def all_cases() -> Iterator[Case]:
             make = partial(prefill, head_dim=head_dim, tokens=tokens)
             aim = Aim(350, "TFLOP/s") if head_dim == 128 and tokens >= 4096 else None
             yield Case("paged_prefill", f"32/8 heads x {head_dim}, {tokens} tokens", make, aim)
+    make = partial(prefill, head_dim=256, tokens=8192, window=1024)
+    yield Case("paged_prefill", "32/8 heads x 256, 8192 tokens, a window of 1024", make)
     for rows, most_us in ((1, 25), (8, 30), (64, 75), (256, 150)):
         label = f"{rows} x {VOCAB}"
         yield Case("greedy", label, partial(greedily, rows=rows), Aim(most_us, "us"))

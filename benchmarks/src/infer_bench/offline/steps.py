@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from infer_bench.limits import Limit, judge
 from infer_bench.offline.floors import PLAIN, Floors, quantization_option
-from infer_bench.results import Columns, argument_parser, columns_table, in_turns, lines_table, medians, save, table
+from infer_bench.results import Columns, argument_parser, in_turns, lines_table, medians, number, save, table
 from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
 from infer_engine.assembly.core import build_core
 from infer_engine.messages import Submit
@@ -42,6 +42,11 @@ PROMPTS_BESIDE = 8
 """Rows for prompts that are computed beside decodes."""
 BATCHED_TOKENS = 2048
 """Tokens that every engine's step has room for; more prompts are given room, so that one step computes them all."""
+STEP_WORDS = {
+    "1 sequence": "a step of one sequence",
+    "16 sequences": "a step of 16 sequences",
+    "prompt of 1024": "a prompt of 1,024 tokens",
+}
 NUM_PROFILED_STEPS, NUM_LISTED_KERNELS = 8, 10
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 STAGES = ("schedule", "forward pass", "choose tokens", "rest")
@@ -134,11 +139,11 @@ class SteppedEngine:
             self._step()
 
     def _submit(self, num_seqs: int, num_tokens: int, *, max_tokens: int) -> None:
-        for number, _ in zip(self._numbers, range(num_seqs), strict=False):
-            draw = Random(number)  # noqa: S311 - a workload, not a secret
+        for seed, _ in zip(self._numbers, range(num_seqs), strict=False):
+            draw = Random(seed)  # noqa: S311 - a workload, not a secret
             prompt = [draw.randrange(3, self._vocab_size) for _ in range(num_tokens)]
             self._core.handle(
-                Submit(request_id=f"{number}", prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, params=GREEDY)
+                Submit(request_id=f"{seed}", prompt_token_ids=prompt, max_tokens=max_tokens, seed=0, params=GREEDY)
             )
 
     def _step(self) -> Times:
@@ -177,16 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{args.shape}, random weights, {torch.get_num_threads()} threads; medians of {args.rounds} rounds")
     for quantization, each in measured.items():
         print(f"\nquantization `{quantization}`:\n\n{stage_table(each.milliseconds)}")
-    print(f"\n{quantization_table(measured)}")
     for name, found in profiles.items():
         rows = [[kernel[:80], f"{us:.0f}"] for kernel, us in found["kernels_us"].items()]
         print(f"\n{name}: kernels take {found['busy_share']:.0%} of the step\n\n{table(['kernel', 'us'], rows)}")
     kind = "cpu-steps" if args.device == "cpu" else "steps-eager" if args.eager else "steps"
-    result = {
-        "shape": args.shape,
-        "measured": {quantization: asdict(each) for quantization, each in measured.items()},
-        "speedups": speedups(measured),
-    }
+    result = {"shape": args.shape, "measured": {name: asdict(each) for name, each in measured.items()}}
+    print(f"\n{quantization_table(result)}")
     name = f"{kind}-{args.shape}{'' if args.quantization == [PLAIN] else '-quantized'}"
     save(name, result | ({"profiles": profiles} if args.profile else {}), args)
     return judge([limit for name, each in measured.items() for limit in limits(name, each, profiles, args)])
@@ -300,15 +301,6 @@ def step_ms(times: Times) -> float:
     return sum(times[stage] for stage in STAGES)
 
 
-def speedups(measured: Mapping[str, Measured]) -> dict[str, dict[str, float]]:
-    """Return how many times faster each quantization computes than the first one, by what is computed."""
-    first = next(iter(measured.values())).milliseconds
-    return {
-        quantization: {name: step_ms(first[name]) / step_ms(times) for name, times in each.milliseconds.items()}
-        for quantization, each in measured.items()
-    }
-
-
 def share_of(times: Times, floor: str) -> float:
     """Return how much of the step its floor is."""
     return times[floor] / step_ms(times)
@@ -325,16 +317,24 @@ def stage_table(found: Found) -> str:
     return lines_table(lines, found.items(), corner="stage")
 
 
-def quantization_table(measured: Mapping[str, Measured]) -> str:
-    """Return a table of each quantization's weights, and of how many times faster it computes than the first one."""
-    faster = speedups(measured)
-    columns: Columns = {
-        "quantization": lambda row: row[0],
-        "weights": lambda row: f"{row[1].weight_bytes / 1e6:.1f} MB",
-        "of bf16": lambda row: f"{row[1].share_of_bf16:.3f}",
-        **{
-            f"{name}, times faster": lambda row, name=name: f"{faster[row[0]][name]:.2f}"  # type: ignore[misc]  # a default
-            for name in next(iter(faster.values()))
-        },
+def quantization_table(result: Mapping[str, Any]) -> str:
+    """Return the memory and the steps of each quantization, beside the first one's."""
+    measured: dict[str, dict[str, Any]] = result["measured"]
+    first = next(iter(measured))
+    plain = measured[first]["milliseconds"]
+
+    def weights(name: str) -> str:
+        share = "" if name == first else f", {measured[name]['share_of_bf16']:.2f} of bf16"
+        return f"{measured[name]['weight_bytes'] / 1e6:.1f} MB{share}"
+
+    def cell(name: str, kind: str) -> str:
+        times = measured[name]["milliseconds"][kind]
+        floor = f", floor {number(times['read'])}" if kind == "1 sequence" else ""
+        faster = "" if name == first else f": {step_ms(plain[kind]) / step_ms(times):.2f} times faster"
+        return f"{number(step_ms(times))} ms{floor}{faster}"
+
+    lines: Columns = {"weights": weights} | {
+        STEP_WORDS.get(kind, kind): lambda name, kind=kind: cell(name, kind)  # type: ignore[misc]  # a default
+        for kind in plain
     }
-    return columns_table(columns, measured.items())
+    return lines_table(lines, (("bf16" if name == PLAIN else name, name) for name in measured))

@@ -6,7 +6,7 @@ from functools import partial
 from infer_bench.kernels import cpu as kernels_cpu
 from infer_bench.kernels import kv_cache
 from infer_bench.limits import FINDINGS
-from infer_bench.offline import concurrency, engine, host_step, structured, transformers
+from infer_bench.offline import concurrency, engine, host_step, steps, structured, transformers
 from infer_bench.publish import tables
 from infer_bench.publish.declared import Json, Picture, Result, Table
 from infer_bench.results import Columns, columns_table, sections
@@ -124,7 +124,7 @@ TABLES = (
     ),
     Table("structured", ("structured",), structured.rates_table, rounds=("first_token_s", "free text")),
     Table("cpu-steps", (_SMOLLM, _QWEN), tables.cpu_steps, measured=""),
-    Table("cpu-steps/quantized", (_QWEN,), tables.quantized_steps),
+    Table("cpu-steps/quantized", (_QWEN,), steps.quantization_table),
     Table("kernels-cpu", ("kernels-cpu",), rows("comparisons", kernels_cpu.COLUMNS), rounds=("comparisons", 0, "ours")),
     Table(
         "streaming",

@@ -4,13 +4,13 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from infer_bench.client.summary import spread_words
 from infer_bench.offline.steps import STAGES, step_ms
 from infer_bench.publish.declared import Json
 from infer_bench.publish.words import count_words, machine
 from infer_bench.results import Columns, lines_table, number, numbers, paragraph, sections, table
+from infer_bench.serving.peers import measured, race_table, times_better
 from infer_bench.serving.workloads import SERVER_ROWS
 from infer_bench.soak.latency import Kill, Window
 from infer_bench.soak.memory import MemorySeries
@@ -34,12 +34,8 @@ STEPS: Columns = {
     "dense layers, one call of Python each, ms": lambda times: number(times["products"]),
     "reading all weights at the best rate seen, ms": lambda times: number(times["read"]),
 }
-STEP_KINDS = {
-    "1 sequence": ("1 sequence", "a step of one sequence"),
-    "16 sequences": ("16", "a step of 16 sequences"),
-    "prompt of 1024": ("prompt of 1024", "a prompt of 1,024 tokens"),
-}
-"""By name in results: what the two tables call it."""
+STEP_KINDS = {"1 sequence": "1 sequence", "16 sequences": "16", "prompt of 1024": "prompt of 1024"}
+"""By name in results: what a column's head calls it."""
 
 
 def cpu_steps(small: Json, large: Json) -> str:
@@ -47,7 +43,7 @@ def cpu_steps(small: Json, large: Json) -> str:
     columns = [
         (f"{shape}: {words}" if kind == "1 sequence" else words, result["measured"]["none"]["milliseconds"][kind])
         for shape, result in (("135m", small), ("0.6b", large))
-        for kind, (words, _) in STEP_KINDS.items()
+        for kind, words in STEP_KINDS.items()
     ]
     return sections(
         paragraph(
@@ -57,28 +53,6 @@ def cpu_steps(small: Json, large: Json) -> str:
         ),
         lines_table(STEPS, columns),
     )
-
-
-def quantized_steps(result: Json) -> str:
-    """Return the memory and the steps of each quantization."""
-    measured: dict[str, dict[str, Any]] = result["measured"]
-    plain = measured["none"]["milliseconds"]
-
-    def weights(name: str) -> str:
-        share = "" if name == "none" else f", {measured[name]['share_of_bf16']:.2f} of bf16"
-        return f"{measured[name]['weight_bytes'] / 1e6:.1f} MB{share}"
-
-    def cell(name: str, kind: str) -> str:
-        times = measured[name]["milliseconds"][kind]
-        floor = f", floor {number(times['read'])}" if kind == "1 sequence" else ""
-        faster = "" if name == "none" else f": {step_ms(plain[kind]) / step_ms(times):.2f} times faster"
-        return f"{number(step_ms(times))} ms{floor}{faster}"
-
-    lines: Columns = {"weights": weights} | {
-        words: lambda name, kind=kind: cell(name, kind)  # type: ignore[misc]  # a default
-        for kind, (_, words) in STEP_KINDS.items()
-    }
-    return lines_table(lines, (("bf16" if name == "none" else name, name) for name in measured))
 
 
 # Over HTTP
@@ -188,23 +162,10 @@ QUANTIZED = {
 }
 
 
-def times_better(own: float, other: float, name: str) -> float:
-    """Return how many times better `own` is: of rates more is better, of the rest less is."""
-    return own / other if name.endswith("/s") else other / own
-
-
-def _measured(result: Json, side: str, name: str) -> str:
-    """Return the median of a side's number, with the least and the most where there are several rounds."""
-    found = [turn[name] for turn in result["turns"][side]]
-    spread = f" ({number(min(found))} - {number(max(found))})" if len(found) > 1 else ""
-    return number(result["medians"][side][name]) + spread
-
-
 def race(result: Json) -> str:
     """Return all sides of a race."""
-    found = [side for side in PEERS if side in result["turns"]]
-    rows = [[name, *(_measured(result, side, name) for side in found)] for name in result["medians"]["infer"]]
-    return table(["", *(PEERS[side] for side in found)], rows)
+    turns = result["turns"]
+    return race_table({words: turns[side] for side, words in PEERS.items() if side in turns})
 
 
 def beside_the_best(small: Json, large: Json) -> str:
@@ -229,7 +190,7 @@ def quantized_race(result: Json) -> str:
     medians: Mapping[str, Turn] = result["medians"]
 
     def cell(side: str, others: Iterable[str], name: str) -> str:
-        text = _measured(result, side, name)
+        text = measured(result["turns"][side], name)
         ratios = [times_better(medians[side][name], medians[other][name], name) for other in others]
         return f"**{text}**" if ratios and "memory" not in name and min(ratios) > 1 else text
 

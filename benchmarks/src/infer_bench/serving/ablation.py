@@ -22,7 +22,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from infer_bench.client.load import run_workload
-from infer_bench.client.summary import metric_words, summarize
+from infer_bench.client.summary import metric_of, metric_words, summarize
 from infer_bench.client.workloads import WORKLOADS, Workload
 from infer_bench.plots import ACCENT, MUTED, STYLE, save_figure
 from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save, table
@@ -30,11 +30,10 @@ from infer_bench.server.launch import flags_of, serving
 from infer_bench.server.metrics import watching
 from infer_bench.serving.ladder import (
     CHUNKS,
-    LABELS,
+    LADDER,
     ONE_BY_ONE,
     ONLY_CHUNKED,
     PROFILES,
-    RUNS,
     STEPS,
     Measured,
     Profile,
@@ -77,7 +76,7 @@ DRAWN = (
 )
 """Panels of the picture: title, workload, metric, and the step whose claim it is."""
 CLAIMS: Columns = {
-    "step": lambda claim: LABELS[claim["step"]],
+    "step": lambda claim: STEPS[claim["step"]].label,
     "claim": "{text}",
     "": lambda claim: "held" if claim["held"] else "**not held**",
     "numbers": "{evidence}",
@@ -107,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__, quick=quick, rounds=1)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
     parser.add_argument("--workload", choices=(*WORKLOADS, ONE_BY_ONE), action="append", help="only these; not saved")
-    parser.add_argument("--step", choices=LABELS, action="append", help="only these; not saved")
+    parser.add_argument("--step", choices=STEPS, action="append", help="only these; not saved")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and start nothing")
     args = parser.parse_args(arguments)
     profile = PROFILES[args.profile]
@@ -128,10 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def choose_pairs(steps: Sequence[str] | None = None, workloads: Sequence[str] | None = None) -> Pairs:
-    """Return what runs: all of `RUNS`, or of the steps and the workloads that are named; no step without a workload."""
+    """Return what runs: everything, or of the steps and the workloads that are named; no step without a workload."""
     pairs = {
-        step: [name for name in names if not workloads or name in workloads]
-        for step, names in RUNS.items()
+        step: [name for name in each.workloads if not workloads or name in workloads]
+        for step, each in STEPS.items()
         if not steps or step in steps
     }
     return {step: names for step, names in pairs.items() if names}
@@ -194,7 +193,7 @@ def result_of(profile: Profile, shape: str, runs: Runs) -> dict[str, Any]:
     options = server_options(profile, shape)
     medians = {
         step: {
-            name: {metric: statistics.median(_value(summary, metric) for summary in found) for metric in METRICS}
+            name: {metric: statistics.median(metric_of(summary, metric) for summary in found) for metric in METRICS}
             for name, found in row.items()
         }
         for step, row in runs.items()
@@ -215,12 +214,6 @@ def result_of(profile: Profile, shape: str, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _value(summary: dict[str, Any], metric: str) -> float:
-    """Return a summary's metric; `ttft_p50_s` is its `p50` of `ttft_s`."""
-    name, *percent = metric.removesuffix("_s").split("_p")
-    return float(summary[f"{name}_s"][f"p{percent[0]}"] if percent and percent[0].isdigit() else summary[metric])
-
-
 def draw_ladder(result: Result, path: Path) -> None:
     """Draw a panel for each of four claims, with a bar for each step that ran the claim's workload."""
     profile, measured = result["profile"], result["medians"]
@@ -230,10 +223,10 @@ def draw_ladder(result: Result, path: Path) -> None:
         figure.suptitle(f"The serving ladder: {result['shape']['name']} on {profile['device']}, {sizes}")
         figure.supxlabel("blue: the step that brings it; pale: the others", fontsize=9)
         for axes, (name, workload, metric, own_step) in zip(panels.flat, DRAWN, strict=True):
-            steps = [step for step in STEPS if workload in measured.get(step, {})]
+            steps = [step for step in LADDER if workload in measured.get(step, {})]
             values = [measured[step][workload][metric] for step in steps]
             colors = [ACCENT if step == own_step else MUTED for step in steps]
-            bars = axes.barh([STEPS[step] for step in steps], values, color=colors)
+            bars = axes.barh([LADDER[step].label for step in steps], values, color=colors)
             axes.bar_label(bars, [metric_words(metric, value) for value in values], padding=4, fontsize=9)
             axes.set_xscale("log" if own_step == "prefix" else "linear")
             axes.invert_yaxis()
@@ -259,7 +252,11 @@ def report(result: Result) -> str:
 def ladder_table(result: Result) -> str:
     """Return a row a step, with the metrics that the claims are about."""
     found: Measured = result["medians"]
-    rows = [[STEPS[step], *(_cell(found[step], *each) for each in COLUMNS.values())] for step in STEPS if step in found]
+    rows = [
+        [step.label, *(_cell(found[name], *each) for each in COLUMNS.values())]
+        for name, step in LADDER.items()
+        if name in found
+    ]
     return table(["", *COLUMNS], rows)
 
 
@@ -287,7 +284,7 @@ def chunks_table(result: Result) -> str:
 
 def latency_table(result: Result) -> str:
     """Return a row for each workload on each step of the ladder that ran it: P50 and P99 of TTFT and ITL, and rates."""
-    runs = {(step, name): [f"`{name}`", STEPS[step]] for name in (*WORKLOADS, ONE_BY_ONE) for step in STEPS}
+    runs = {(step, name): [f"`{name}`", LADDER[step].label] for name in (*WORKLOADS, ONE_BY_ONE) for step in LADDER}
     return _latencies(result, ["workload", "step"], runs)
 
 

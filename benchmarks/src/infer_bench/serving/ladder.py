@@ -14,6 +14,7 @@ other sizes.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from infer_bench.client.summary import metric_words
@@ -23,39 +24,11 @@ from infer_cache import ContiguousKVCacheManager, PagedKVCacheManager
 
 ONE_BY_ONE = "mixed, one by one"
 """The requests of `mixed`, one after another, on the step `paged`: no prefix cache helps there."""
-STEPS = {
-    "one": "one by one",
-    "static": "+ static batches of 8",
-    "continuous": "+ continuous",
-    "matched": "+ paged, 8 at once too",
-    "paged": "+ as many as fit",
-    "capped": "+ one prompt a step",
-    "chunked": "+ chunked prefill",
-    "prefix": "+ prefix caching",
-    "beside": "+ few prompt tokens beside decodes",
-}
-"""The label of each step, in order."""
 SLOTS, BLOCK_SIZE, FULL_SEQ_LEN, FULL_CHUNK = 8, 64, 4096, 512
 LENGTHS = (256, 512, 1024, 2048, 4096)
 """Tokens of the sequences whose number is counted that fits into slots, and into blocks of the same memory."""
 CHUNKS = {f"chunk-{size}" if size != FULL_CHUNK else "chunked": size for size in (128, 256, 512, 1024, 2048)}
 """By step: sizes of chunks at full size, the ladder's own among them."""
-LABELS = {**STEPS, "uncapped": "chunks, as many a step as fit"}
-LABELS |= {step: f"chunks of {size}" for step, size in CHUNKS.items() if step not in STEPS}
-"""And of the controls: `chunked` without its cap on chunks, and with chunks of other sizes."""
-RUNS: dict[str, tuple[str, ...]] = {
-    "one": ("baseline", "mixed"),
-    "static": ("baseline", "mixed", "continuous_batching"),
-    "continuous": ("baseline", "mixed", "continuous_batching", "paged_attention"),
-    "matched": ("baseline", "paged_attention"),
-    "paged": ("baseline", "mixed", ONE_BY_ONE, "paged_attention", "chunked_prefill"),
-    "capped": ("baseline", "mixed", "paged_attention", "chunked_prefill"),
-    "chunked": ("baseline", "chunked_prefill", "prefix_caching"),
-    "prefix": WORKLOADS,
-    "beside": WORKLOADS,
-    **{step: ("chunked_prefill",) for step in LABELS if step not in STEPS},
-}
-"""The workloads of each step: those that its claims, or the next step's, compare; all of them on the last two."""
 ONLY_CHUNKED = "prefill_chunk_size"
 """The field that is refused where prompts are computed whole, and named where they are not."""
 _SPEED, _TTFT, _ITL = "output_tokens_per_s", "ttft_p99_s", "itl_p99_s"
@@ -96,6 +69,58 @@ class Profile:
         """Tokens of the longest request."""
         return int(FULL_SEQ_LEN * self.scale)
 
+
+class Step(NamedTuple):
+    """A server that is measured: its name in tables, what is other than on the step before, and its workloads.
+
+    Switches are fields of `EngineConfig`, values or functions of the profile. Workloads are those that the step's own
+    claims, or the next step's, compare.
+    """
+
+    label: str
+    switches: Options
+    workloads: tuple[str, ...] = WORKLOADS
+
+    def options(self, before: Options, profile: Profile) -> Options:
+        """Return the step's configuration, after that of another one."""
+        return before | {name: each(profile) if callable(each) else each for name, each in self.switches.items()}
+
+
+def _scaled(size: int) -> Callable[[Profile], int]:
+    return lambda profile: int(size * profile.scale)
+
+
+_BATCHED, _BURST, _CHUNKED = "continuous_batching", "paged_attention", "chunked_prefill"
+_MOST = attrgetter("max_batch_size")
+LADDER = {
+    "one": Step("one by one", {}, ("baseline", "mixed")),
+    "static": Step("+ static batches of 8", {"max_batch_size": SLOTS}, ("baseline", "mixed", _BATCHED)),
+    "continuous": Step("+ continuous", {"batching_mode": "continuous"}, ("baseline", "mixed", _BATCHED, _BURST)),
+    "matched": Step("+ paged, 8 at once too", {"kv_cache_backend": "paged"}, ("baseline", _BURST)),
+    "paged": Step("+ as many as fit", {"max_batch_size": _MOST}, ("baseline", "mixed", ONE_BY_ONE, _BURST, _CHUNKED)),
+    "capped": Step("+ one prompt a step", {"max_prefill_chunks_per_step": 1}, ("baseline", "mixed", _BURST, _CHUNKED)),
+    "chunked": Step(
+        "+ chunked prefill",
+        {"use_chunked_prefill": True, ONLY_CHUNKED: _scaled(FULL_CHUNK)},
+        ("baseline", _CHUNKED, "prefix_caching"),
+    ),
+    "prefix": Step("+ prefix caching", {"use_prefix_caching": True}),
+    "beside": Step(
+        "+ few prompt tokens beside decodes",
+        {"max_prefill_tokens_beside_decodes": attrgetter("tokens_beside_decodes")},
+    ),
+}
+"""The steps, in order."""
+CONTROLS = {
+    "uncapped": Step("chunks, as many a step as fit", {"max_prefill_chunks_per_step": _MOST}, (_CHUNKED,)),
+    **{
+        step: Step(f"chunks of {size}", {ONLY_CHUNKED: _scaled(size)}, (_CHUNKED,))
+        for step, size in CHUNKS.items()
+        if step not in LADDER
+    },
+}
+"""`chunked` without its cap on chunks, and with chunks of other sizes."""
+STEPS = LADDER | CONTROLS
 
 CPU = Profile(
     name="cpu",
@@ -162,21 +187,8 @@ def server_options(profile: Profile, shape: str) -> dict[str, Options]:
         "data_parallel_size": 1,
         "tensor_parallel_size": 1,
     }
-    switches: dict[str, Options] = {
-        "one": {},
-        "static": {"max_batch_size": SLOTS},
-        "continuous": {"batching_mode": "continuous"},
-        "matched": {"kv_cache_backend": "paged"},
-        "paged": {"max_batch_size": profile.max_batch_size},
-        "capped": {"max_prefill_chunks_per_step": 1},
-        "chunked": {"use_chunked_prefill": True, ONLY_CHUNKED: int(FULL_CHUNK * profile.scale)},
-        "prefix": {"use_prefix_caching": True},
-        "beside": {"max_prefill_tokens_beside_decodes": profile.tokens_beside_decodes},
-    }
-    steps = {name: (options := options | switches[name]) for name in STEPS}
-    controls = {"uncapped": {"max_prefill_chunks_per_step": profile.max_batch_size}}
-    controls |= {step: {ONLY_CHUNKED: int(size * profile.scale)} for step, size in CHUNKS.items() if step not in STEPS}
-    return steps | {name: steps["chunked"] | other for name, other in controls.items()}
+    steps = {name: (options := step.options(options, profile)) for name, step in LADDER.items()}
+    return steps | {name: step.options(steps["chunked"], profile) for name, step in CONTROLS.items()}
 
 
 def plan(profile: Profile, shape: str, name: str, *, contents: int = 0, num_requests: int | None = None) -> Workload:
@@ -216,15 +228,15 @@ class Expectation(NamedTuple):
 
 _MORE, _LESS, _KEEPS = (operator.gt, 1), (operator.lt, 1), (operator.ge, KEPT)
 _HALF = (operator.le, 1 / 2)
-_BATCHING = ("continuous", "static", "continuous_batching")
-_BLOCKS = ("matched", "continuous", "paged_attention")
-_LARGER = ("paged", "matched", "paged_attention")
+_BATCHING = ("continuous", "static", _BATCHED)
+_BLOCKS = ("matched", "continuous", _BURST)
+_LARGER = ("paged", "matched", _BURST)
 EXPECTATIONS = tuple(
     Expectation(*fields)
     for fields in (
         ("static", "one", "mixed", _SPEED, *_MORE, "static batches have a higher throughput"),
         (
-            *("continuous", "", "continuous_batching", "num_decoding_mean", operator.ge, SEVERAL),
+            *("continuous", "", _BATCHED, "num_decoding_mean", operator.ge, SEVERAL),
             f"the load forms batches: at least {SEVERAL} requests decode at once on average",
         ),
         (*_BATCHING, _TTFT, *_LESS, "continuous batching has a lower P99 TTFT than static"),
@@ -237,7 +249,7 @@ EXPECTATIONS = tuple(
         (*_LARGER, "num_decoding_peak", *_MORE, "so more requests decode at a time"),
         (*_LARGER, _SPEED, *_MORE, "and a burst is done faster, which is the gain of the larger batch"),
         (
-            *("paged", "continuous", "paged_attention", _SPEED, *_MORE),
+            *("paged", "continuous", _BURST, _SPEED, *_MORE),
             "blocks and larger batch together do a burst faster than slots",
         ),
         (
@@ -249,21 +261,15 @@ EXPECTATIONS = tuple(
             *("paged", "capped", "mixed", _SPEED, *_MORE),
             "several new prompts in a step have a higher throughput than one a step",
         ),
-        ("paged", "capped", "paged_attention", "ttft_p50_s", *_LESS, "and a burst has its first tokens earlier"),
+        ("paged", "capped", _BURST, "ttft_p50_s", *_LESS, "and a burst has its first tokens earlier"),
         (
-            *("chunked", "paged", "chunked_prefill", _ITL, *_HALF),
+            *("chunked", "paged", _CHUNKED, _ITL, *_HALF),
             "chunked prefill, one chunk a step, at least halves the P99 ITL of whole prompts",
         ),
-        ("chunked", "capped", "chunked_prefill", _ITL, *_HALF, "and that of whole prompts, one a step"),
-        (
-            *("uncapped", "paged", "chunked_prefill", _ITL, *_HALF),
-            "chunks, as many a step as fit, at least halve it too",
-        ),
+        ("chunked", "capped", _CHUNKED, _ITL, *_HALF, "and that of whole prompts, one a step"),
+        ("uncapped", "paged", _CHUNKED, _ITL, *_HALF, "chunks, as many a step as fit, at least halve it too"),
         ("prefix", "chunked", "prefix_caching", "ttft_p50_s", *_LESS, "prefix caching lowers TTFT"),
-        (
-            *("beside", "prefix", "chunked_prefill", _ITL, *_LESS),
-            "few prompt tokens beside decodes lower the P99 ITL once more",
-        ),
+        ("beside", "prefix", _CHUNKED, _ITL, *_LESS, "few prompt tokens beside decodes lower the P99 ITL once more"),
     )
 )
 
@@ -286,7 +292,7 @@ def judge(measured: Measured, *, capacities: Mapping[int, tuple[int, int]]) -> l
         text = f"the same memory holds {f'{times} times ' if times > 1 else ''}as many sequences of {length} tokens"
         counted = f"of at most {FULL_SEQ_LEN} tokens: {in_slots} -> {in_blocks}, counted"
         claims.append(Claim("matched", text, in_blocks >= times * in_slots, counted))
-    return sorted(claims, key=lambda claim: list(LABELS).index(claim.step))
+    return sorted(claims, key=lambda claim: list(STEPS).index(claim.step))
 
 
 def _judge(expected: Expectation, measured: Measured) -> Claim | None:
@@ -306,7 +312,7 @@ def _judge_baseline(measured: Measured) -> list[Claim]:
 
     Static batching is judged by itself: a batch that is not full waits `batch_wait_timeout_s` for others.
     """
-    speeds = {step: measured[step]["baseline"][_SPEED] for step in STEPS if "baseline" in measured.get(step, {})}
+    speeds = {step: measured[step]["baseline"][_SPEED] for step in LADDER if "baseline" in measured.get(step, {})}
     before = speeds.pop("one", None)
     static = speeds.pop("static", None)
     claims = []
@@ -315,8 +321,10 @@ def _judge_baseline(measured: Measured) -> list[Claim]:
         claims.append(Claim("static", text, static >= KEPT * before, f"`baseline`: {_change(_SPEED, before, static)}"))
     if before is not None and speeds:
         slowest = min(speeds, key=speeds.__getitem__)
-        text = f"one request at a time keeps {KEPT:.0%} of its speed on every step from `{STEPS['continuous']}` on"
-        evidence = f"`baseline`: {_change(_SPEED, before, speeds[slowest])} on the slowest, `{STEPS[slowest]}`"
+        text = (
+            f"one request at a time keeps {KEPT:.0%} of its speed on every step from `{STEPS['continuous'].label}` on"
+        )
+        evidence = f"`baseline`: {_change(_SPEED, before, speeds[slowest])} on the slowest, `{STEPS[slowest].label}`"
         last = max(speeds, key=list(STEPS).index)
         claims.append(Claim(last, text, speeds[slowest] >= KEPT * before, evidence))
     return claims

@@ -4,9 +4,9 @@
     uv run infer-bench peers --model CHECKPOINT \
         --peer "vllm=vllm serve CHECKPOINT --port {port}" \
         --peer "llama.cpp=llama-server -m CHECKPOINT.gguf --port {port} --parallel 16"
-    uv run infer-bench quantized-peers --model CHECKPOINT \
-        --peer int8 "llama.cpp Q8_0" "llama-server -m Q8_0.gguf --port {port} --parallel 16" \
-        --peer int4 "llama.cpp Q4_0" "llama-server -m Q4_0.gguf --port {port} --parallel 16"
+    uv run infer-bench peers --model CHECKPOINT --schemes none int8 int4 \
+        --peer "int8:llama.cpp Q8_0=llama-server -m Q8_0.gguf --port {port} --parallel 16" \
+        --peer "int4:llama.cpp Q4_0=llama-server -m Q4_0.gguf --port {port} --parallel 16"
 
 In its turn a side's server is started, warmed up, asked, and ended, so that it has the machine to itself:
 
@@ -14,15 +14,15 @@ In its turn a side's server is started, warmed up, asked, and ended, so that it 
     stream    five requests, each alone, 64 tokens in and 128 out; the median
     prefill   one prompt of 1024 tokens, up to its first token
     start     from the command to `/health`; the first round's may read files that the system has not cached
-    memory    of all its processes before the first request, of `peers` less the checkpoint's weights
+    memory    of all its processes before the first request, less the checkpoint's weights if none is quantized
 
 Greedy, to the full length. Lengths are the same in every turn, contents never, so that no prefix cache finds anything.
 The order turns with every round. The texts of the warm-up are compared, as margins are not known. A peer's command
 names a program of its own environment, `env NAME=VALUE program ...` with variables; it must answer `/health` once it is
 ready, and take token ids and `ignore_eos`.
 
-Of `quantized-peers` our sides serve the checkpoint as it is (`none`) and quantized while it is read, a peer a file that
-its own tools made of it. Each of our sides is compared with `none`, and with the peers named for it.
+Of several schemes each is a side of ours, which serves the checkpoint as it is (`none`) or quantizes it while it is
+read. Each is compared with `none`, and with the peers that name it, whose files their own tools made.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -48,7 +48,7 @@ from infer_bench.agreement import compare_texts
 from infer_bench.client.load import RequestResult, run_workload, whole
 from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
-from infer_bench.results import argument_parser, in_turns, medians, save, table
+from infer_bench.results import Columns, argument_parser, in_turns, lines_table, medians, number, save
 from infer_bench.server.metrics import describe, served_model
 from infer_bench.server.processes import ended_with_all, processes_behind, resident_memory
 from infer_bench.shapes import NO_DRAFTS_FLAGS
@@ -67,43 +67,46 @@ Turn = dict[str, float]
 """What one side did in one round: of rates more is better, of milliseconds less is."""
 
 
+class Peer(NamedTuple):
+    """A server that is compared with ours: the scheme of our weights, and how it is started."""
+
+    scheme: str
+    command: Command
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare ours with peers, print the tables and save the result."""
     args = read_arguments(arguments)
     folder = resolve_checkpoint(args.model)
-    files = [folder] if folder.is_file() else folder.glob("*.safetensors")
-    weights = sum(file.stat().st_size for file in files)
-    commands = {OURS: own_command(folder, PLAIN, args), **args.peer}
-    turns, texts = run_race(commands, args, memory=IDLE_MEMORY, less_bytes=weights)
-    found, agreements = medians_of(turns), {peer: compare_texts(texts[OURS], texts[peer]) for peer in args.peer}
-    print(f"\n{spread_table(turns)}")
-    print_ratios(f"{OURS}, times better than", {peer: ratios(found[OURS], found[peer]) for peer in args.peer})
-    for peer, agreement in agreements.items():
-        print(f"\n{OURS} and {peer}: {agreement}")
-    result = saved_race(commands, turns, args)
-    result |= {"agreements": {peer: agreement._asdict() for peer, agreement in agreements.items()}}
-    save(args.name or f"peers-{Path(args.model).resolve().name}", result, args)
-
-
-def main_of_quantized(arguments: Sequence[str] | None = None) -> None:
-    """Compare our quantized weights with none and with peers' own, print the tables and save the result."""
-    args = read_quantized_arguments(arguments)
-    folder = resolve_checkpoint(args.model)
-    commands = {f"{OURS} {scheme}": own_command(folder, scheme, args) for scheme in args.schemes}
-    for peers in args.peer.values():
-        commands |= peers
-    turns, texts = run_race(commands, args, memory=ALL_MEMORY)
-    found, compared = medians_of(turns), {f"{own} / {other}": (own, other) for own, other in pairs(args)}
-    better = {title: ratios(found[own], found[other]) for title, (own, other) in compared.items()}
-    print(f"\n{spread_table(turns)}")
-    print_ratios("times better", better)
-    agreements = {title: compare_texts(texts[own], texts[other])._asdict() for title, (own, other) in compared.items()}
-    result = saved_race(commands, turns, args) | {"ratios": better, "agreements": agreements}
-    save(f"quantized-peers-{Path(args.model).resolve().name}", result, args)
+    commands = {own_name(scheme, args): own_command(folder, scheme, args) for scheme in args.schemes}
+    turns, texts = run_race(commands | {name: peer.command for name, peer in args.peer.items()}, folder, args)
+    found, compared = {side: medians(rounds) for side, rounds in turns.items()}, pairs(args)
+    better = {
+        title: {name: times_better(value, found[other][name], name) for name, value in found[own].items()}
+        for title, (own, other) in compared.items()
+    }
+    agreements = {title: compare_texts(texts[own], texts[other]) for title, (own, other) in compared.items()}
+    print(f"\nmedians of {args.rounds} rounds\n\n{race_table(turns)}")
+    if better:
+        columns: Columns = {name: f"{{{name}:.2f}}" for name in next(iter(found.values()))}
+        print(f"\n{lines_table(columns, better.items(), corner='times better')}")
+    for title, agreement in agreements.items():
+        print(f"\n{title}: {agreement}")
+    result = {
+        "scale": args.scale,
+        "commands": {side: shlex.join(command) for side, command in commands.items()}
+        | {name: shlex.join(peer.command) for name, peer in args.peer.items()},
+        "turns": turns,
+        "medians": found,
+        "ratios": better,
+        "agreements": {title: agreement._asdict() for title, agreement in agreements.items()},
+    }
+    kind = "peers" if args.schemes == [PLAIN] else "quantized-peers"
+    save(args.name or f"{kind}-{Path(args.model).resolve().name}", result, args)
 
 
 def run_race(
-    commands: Mapping[str, Command], args: argparse.Namespace, *, memory: str, less_bytes: int = 0
+    commands: Mapping[str, Command], folder: Path, args: argparse.Namespace
 ) -> tuple[dict[str, list[Turn]], dict[str, list[str]]]:
     """Let every side take its turn in every round, alone on the machine; the order turns with every round.
 
@@ -111,6 +114,10 @@ def run_race(
         By side every round, and the answers of the warm-up.
     """
     texts: dict[str, list[str]] = {}
+    files = [folder] if folder.is_file() else folder.glob("*.safetensors")
+    memory, less_bytes = ALL_MEMORY, 0
+    if args.schemes == [PLAIN]:
+        memory, less_bytes = IDLE_MEMORY, sum(file.stat().st_size for file in files)
 
     def turn(side: str, number: int) -> Turn:
         print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
@@ -126,82 +133,44 @@ def run_race(
     return in_turns({side: partial(turn, side) for side in commands}, rounds=args.rounds, warm_up=0), texts
 
 
-def medians_of(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Turn]:
-    """Return the medians of every side's rounds."""
-    return {side: medians(rounds) for side, rounds in turns.items()}
-
-
-def saved_race(
-    commands: Mapping[str, Command], turns: Mapping[str, Sequence[Turn]], args: argparse.Namespace
-) -> dict[str, Any]:
-    """Return what results of both kinds have."""
-    words = {side: shlex.join(command) for side, command in commands.items()}
-    return {"scale": args.scale, "commands": words, "turns": turns, "medians": medians_of(turns)}
-
-
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags of `peers`, checked; `peer` becomes commands by name."""
-    parser = _parser()
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="may be repeated")
-    parser.add_argument("--name", help="of the result, without `.json`; left out: `peers-` and the checkpoint's")
-    args = _checked(parser, arguments)
-    peers: dict[str, Command] = {}
-    for text in args.peer:
-        name, _, command = text.partition("=")
-        if "{port}" not in command or name in (OURS, *peers):
-            parser.error(f"`--peer {text}` is no NAME=COMMAND with a name of its own and `{{port}}` in the command")
-        peers[name] = shlex.split(command)
-    args.peer, args.scheme_flags = peers, ""
-    return args
-
-
-def read_quantized_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags of `quantized-peers`, checked; `peer` becomes commands by scheme and name."""
-    parser = _parser()
-    parser.add_argument("--schemes", nargs="+", default=[PLAIN, "int8", "int4"], help="of our server, one side each")
-    parser.add_argument(
-        "--peer",
-        nargs=3,
-        action="append",
-        default=[],
-        metavar=("SCHEME", "NAME", "COMMAND"),
-        help="a server to compare that scheme with; may be repeated",
-    )
-    parser.add_argument(
-        "--scheme-flags", default="--quantization {scheme}", help="what makes our server quantize; nothing for `none`"
-    )
-    args = _checked(parser, arguments)
-    args.schemes = list(dict.fromkeys(args.schemes))
-    names = {f"{OURS} {scheme}" for scheme in args.schemes}
-    peers: dict[str, dict[str, Command]] = {}
-    for scheme, name, command in args.peer:
-        if scheme not in args.schemes:
-            parser.error(f"`--peer {scheme}` is none of the schemes {', '.join(args.schemes)}")
-        if "{port}" not in command or name in names:
-            parser.error(f"`--peer {scheme} {name}` needs a name of its own, and `{{port}}` in its command")
-        names.add(name)
-        peers.setdefault(scheme, {})[name] = shlex.split(command)
-    args.peer = peers
-    return args
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Return the command line's flags, checked; `peer` becomes peers by name."""
     parser = argument_parser(__doc__, quick="one round at a tenth of the lengths", rounds=5)
     parser.add_argument("--model", required=True, help="folder or Hub id of the checkpoint that all sides serve")
     parser.add_argument("--device", default="auto", help="of our server")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of prompts and answers")
     parser.add_argument("--start-s", type=float, default=600.0, help="seconds that a server has to start")
+    parser.add_argument("--schemes", nargs="+", default=[PLAIN], help="of our server's weights, one side each")
+    parser.add_argument(
+        "--scheme-flags", default="--quantization {scheme}", help="what makes our server quantize; nothing for `none`"
+    )
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="[SCHEME:]NAME=COMMAND", help="to compare that scheme with"
+    )
+    parser.add_argument("--name", help="of the result, without `.json`; left out: by the schemes and the checkpoint")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags of our server; must come last")
-    return parser
-
-
-def _checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.rounds < 1 or args.scale <= 0:
         parser.error(f"`--rounds` is {args.rounds} and `--scale` is {args.scale:g}; both must be positive")
     if args.quick:
         args.rounds, args.scale = 1, args.scale / 10
+    args.schemes = list(dict.fromkeys(args.schemes))
+    peers: dict[str, Peer] = {}
+    for text in args.peer:
+        title, _, command = text.partition("=")
+        scheme, name = title.split(":", 1) if ":" in title else (args.schemes[0], title)
+        if scheme not in args.schemes:
+            parser.error(f"`--peer {text}`: {scheme} is none of the schemes {', '.join(args.schemes)}")
+        if "{port}" not in command or name in {*peers, *(own_name(each, args) for each in args.schemes)}:
+            parser.error(f"`--peer {text}` needs a name of its own, `=` and a command with `{{port}}`")
+        peers[name] = Peer(scheme, shlex.split(command))
+    args.peer = peers
     return args
+
+
+def own_name(scheme: str, args: argparse.Namespace) -> str:
+    """Return what our side with a scheme is called."""
+    return OURS if args.schemes == [PLAIN] else f"{OURS} {scheme}"
 
 
 def own_command(folder: Path, scheme: str, args: argparse.Namespace) -> Command:
@@ -212,10 +181,17 @@ def own_command(folder: Path, scheme: str, args: argparse.Namespace) -> Command:
     return [*server, "--no-access-log", "--port", "{port}", *drafts, *flags, *args.serve]
 
 
-def pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return which of our sides are compared with which others: first with ours as it is, then with their peers."""
-    found = [(f"{OURS} {each}", f"{OURS} {PLAIN}") for each in args.schemes if each != PLAIN and PLAIN in args.schemes]
-    return found + [(f"{OURS} {each}", name) for each in args.schemes for name in args.peer.get(each, ())]
+def pairs(args: argparse.Namespace) -> dict[str, tuple[str, str]]:
+    """Return by title which of our sides is compared with which other: with ours as it is, and then with its peers."""
+    quantized = [each for each in args.schemes if each != PLAIN and PLAIN in args.schemes]
+    found = [(own_name(each, args), own_name(PLAIN, args)) for each in quantized]
+    found += [
+        (own_name(scheme, args), name)
+        for scheme in args.schemes
+        for name, peer in args.peer.items()
+        if peer.scheme == scheme
+    ]
+    return {f"{own} / {other}": (own, other) for own, other in found}
 
 
 @contextmanager
@@ -288,26 +264,22 @@ def requests(name: str, lengths: Sequence[int], num_new: int, scale: float) -> W
     return Workload(name=name, requests=planned, is_closed_loop=False)
 
 
-def ratios(ours: Turn, theirs: Turn) -> Turn:
-    """Return how many times better ours is than theirs, number by number."""
-    return {name: own / theirs[name] if name.endswith("/s") else theirs[name] / own for name, own in ours.items()}
+def times_better(own: float, other: float, name: str) -> float:
+    """Return how many times better `own` is: of rates more is better, of the rest less is."""
+    return own / other if name.endswith("/s") else other / own
 
 
-def spread_table(turns: Mapping[str, Sequence[Turn]]) -> str:
-    """Return every number's median, with the least and most of all rounds, a column for each side."""
-    rows = []
-    for name in next(iter(turns.values()))[0]:
-        digits = 2 if name.endswith("GB") else 1
-        found = [[turn[name] for turn in rounds] for rounds in turns.values()]
-        numbers = [(statistics.median(each), min(each), max(each)) for each in found]
-        rows.append([name, *("{:.{d}f} ({:.{d}f} - {:.{d}f})".format(*each, d=digits) for each in numbers)])
-    num_rounds = max(len(rounds) for rounds in turns.values())
-    return table([f"median (least - most of {num_rounds} rounds)", *turns], rows)
+def measured(rounds: Sequence[Turn], name: str) -> str:
+    """Return the median of a side's number, with the least and the most where there are several rounds."""
+    found = [turn[name] for turn in rounds]
+    spread = f" ({number(min(found))} - {number(max(found))})" if len(found) > 1 else ""
+    return number(statistics.median(found)) + spread
 
 
-def print_ratios(head: str, better: Mapping[str, Turn]) -> None:
-    """Print a column for each of `better`: how many times better, number by number."""
-    if better:
-        names = next(iter(better.values()))
-        rows = [[name, *(f"{each[name]:.2f}" for each in better.values())] for name in names]
-        print(f"\n{table([head, *better], rows)}")
+def race_table(turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Return every number of all sides, a column for each."""
+    lines: Columns = {
+        name: lambda rounds, name=name: measured(rounds, name)  # type: ignore[misc]  # a default
+        for name in next(iter(turns.values()))[0]
+    }
+    return lines_table(lines, turns.items())

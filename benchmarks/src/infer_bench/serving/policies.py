@@ -12,13 +12,14 @@ costs much throughput.
 import asyncio
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 from infer_bench.client.load import RequestResult, run_workload, whole
-from infer_bench.client.summary import gaps_s, metric_words, percentile, ttft_s
+from infer_bench.client.summary import metric_of, metric_words, summarize, ttft_s
 from infer_bench.client.workloads import Workload
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, in_turns, medians, save, table
@@ -84,25 +85,14 @@ def take_turn(load: str, policy: str, num_requests: int | None, number: int) -> 
     with serving(flags_of(options), shape=SHAPE) as server:
         asyncio.run(run_workload(server.url, warm_up, progress=False))
         results = whole(asyncio.run(run_workload(server.url, workload)), workload)
-    return metrics_of(
-        results, [each for request, each in zip(workload.requests, results, strict=True) if request.priority]
-    )
+    return metrics_of(results, compress(results, (request.priority for request in workload.requests)))
 
 
-def metrics_of(results: Sequence[RequestResult], urgent: Sequence[RequestResult]) -> dict[str, float]:
+def metrics_of(results: Sequence[RequestResult], urgent: Iterable[RequestResult]) -> dict[str, float]:
     """Return the numbers of one run."""
-    gaps = [gap for result in results for gap in gaps_s(result)]
-    first = [ttft_s(result) for result in results]
-    end_s = max(result.token_times_s[-1] for result in results) - min(result.arrival_s for result in results)
-    return {
-        "output_tokens_per_s": sum(result.num_tokens for result in results) / end_s,
-        "ttft_p50_s": percentile(first, 50),
-        "ttft_p99_s": percentile(first, 99),
-        "urgent_ttft_p50_s": statistics.median(map(ttft_s, urgent)),
-        "itl_p50_s": percentile(gaps, 50),
-        "itl_p99_s": percentile(gaps, 99),
-        "longest_gap_s": max(gaps),
-    }
+    summary = summarize(results)
+    own = {"urgent_ttft_p50_s": statistics.median(map(ttft_s, urgent)), "longest_gap_s": summary["itl_s"]["max"]}
+    return {metric: own[metric] if metric in own else metric_of(summary, metric) for metric in METRICS.values()}
 
 
 def policies_table(result: Mapping[str, Any]) -> str:

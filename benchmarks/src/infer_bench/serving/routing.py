@@ -10,13 +10,13 @@ take turns, each with a server of its own in every round.
 """
 
 import asyncio
-import statistics
 from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import get_args
 
 from infer_bench.client.load import run_workload, whole
+from infer_bench.client.summary import summarize
 from infer_bench.client.workloads import PlannedRequest, Workload
 from infer_bench.results import argument_parser, in_turns, medians, save, table
 from infer_bench.server.launch import flags_of, serving
@@ -78,10 +78,9 @@ def take_turn(workload: Workload, policy: str, *, num_replicas: int, shape: str 
     }
     with serving(flags_of(options), shape=shape) as server:
         asked = run_workload(server.url, workload, max_concurrency=OPEN_PER_REPLICA * num_replicas)
-        results = whole(asyncio.run(asked), workload)
-    num_prompt_tokens = sum(each.num_prompt_tokens for each in results)
+        summary = summarize(whole(asyncio.run(asked), workload))
     return {
-        "prefix hits": sum(each.num_cached_tokens for each in results) / num_prompt_tokens,
-        "first token, ms": 1e3 * statistics.median(each.token_times_s[0] - each.sent_s for each in results),
-        "requests/s": len(results) / max(each.ended_s for each in results),
+        "prefix hits": summary["num_cached_tokens"] / summary["num_prompt_tokens"],
+        "first token, ms": 1e3 * summary["ttft_s"]["p50"],
+        "requests/s": summary["requests_per_s"],
     }
