@@ -30,7 +30,7 @@ SMOKE = {
 SMOKE_ELSEWHERE = {
     "`nox -s bench` runs it": "cpu-steps engine kernels-cpu streaming",
     "a test of its own looks at what it prints or saves": "ablation first-light host-step kernel-report kernels-gpu "
-    "offline-bundle over-http peers publish quantization-loss "
+    "offline-bundle over-http peers prefill-configs product-configs publish quantization-loss "
     "serving soak transformers write-checkpoint",
 }
 

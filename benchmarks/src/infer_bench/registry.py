@@ -36,6 +36,11 @@ BENCHMARKS = {
     "kernels-gpu": ("kernels.gpu", "the kernels on a GPU, as shares of what it can do"),
     "kv-cache": ("kernels.kv_cache", "attention on a CPU over int8 keys and values, beside bf16"),
     "kernel-report": ("kernels.report", "registers, shared memory and spills of every kernel that ships"),
+    "prefill-configs": ("kernels.tiles", "prefill attention's tile shapes: the compiler's facts, rates on a GPU"),
+    "product-configs": (
+        "kernels.tiles:main_of_products",
+        "tile shapes of invariant products and of experts: the compiler's facts, rates on a GPU",
+    ),
     "first-light": (
         "first_light",
         "all that a GPU can prove: the doctor, the tests that need one, and the benchmarks on it",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from infer_bench.kernels import cpu, gpu, report
+from infer_bench.kernels import cpu, gpu, report, tiles
 from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import all_cases
 from infer_bench.kernels.gpu import other_bits, run_cases
@@ -44,22 +44,23 @@ def test_kernel_report_has_a_row_for_each_configuration(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.count("| `apply_rope` |") >= 2
 
 
-@pytest.mark.parametrize(
-    ("tile", "too_large", "ops"),
-    [
-        ("64 64 4 3", "128 64 8 15", {"paged_prefill"}),
-        ("128 128 64 8 3", "256 256 64 8 4", {"linear_invariant", "fused_moe"}),
-    ],
-)
-def test_a_candidate_takes_the_place_of_the_tile_that_ships(
-    tile: str, too_large: str, ops: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert gpu.main(["--quick", "--tile", *tile.split()]) == 0
-    assert {line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()[2:]} == {f"| {op}" for op in ops}
-    assert gpu.main(["--quick", "--tile", *too_large.split()]) == 1
-    failed = capsys.readouterr().err
-    assert all(f"FAILED {op}: " in failed for op in ops)
-    assert "out of resource: shared memory" in failed
+def test_prefill_candidates_are_described_and_the_one_that_ships_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ["--shape", "128", "64", "8", "--shape", "256", "64", "8"]
+    tiles.main(["--arch", "90", "--head-dim", "128", *shapes, "--stages", "3"])
+    printed = capsys.readouterr().out
+    (shipped,) = [line for line in printed.splitlines() if "128 x 64 *" in line]
+    assert [cell.strip() for cell in shipped.split("|")[-5:-1]] == ["1", "8", "wgmma", "TMA"]
+    assert "does not fit" in printed or "256 x 64" in printed
+
+
+def test_product_candidates_are_described_and_take_the_place_of_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    tiles.main_of_products(
+        ["--arch", "90", "--shape", "128", "128", "64", "8", "3", "--shape", "256", "256", "64", "8", "4"]
+    )
+    candidate, too_large = capsys.readouterr().out.split("| 256 x 256", maxsplit=1)
+    assert {"_linear_invariant_kernel", "_expert_products_kernel"} <= set(candidate.split())
+    assert "| wgmma |" in candidate
+    assert "does not fit" in too_large
 
 
 def test_cpu_benchmark_compares_forms_that_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

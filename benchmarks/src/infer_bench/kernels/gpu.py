@@ -2,8 +2,7 @@
 
     uv run infer-bench kernels-gpu
     uv run infer-bench kernels-gpu --op paged_decode --op paged_prefill
-    uv run infer-bench kernels-gpu --tile 128 64 8 3     a candidate for a tile in place of what ships
-    uv run infer-bench kernels-gpu --quick               without a GPU: each op compiles, and nothing is timed
+    uv run infer-bench kernels-gpu --quick           without a GPU: each op compiles, and nothing is timed
 
 A share is of a copy's bytes per second, or of the library's product's operations, on the same device in the same run.
 Where a case misses its aim or cannot be launched, the exit code is 1. One question is answered beside: which numbers of
@@ -12,9 +11,8 @@ rows of `F.linear` have other bits than the same rows in a large batch, as the l
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.nn import functional
@@ -24,19 +22,11 @@ from infer_bench.kernels.bench import Bench
 from infer_bench.kernels.cases import Case, all_cases
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
-from infer_kernels.attention.triton.tile_configs import TileConfig
-from infer_kernels.linear.product_tiles import ProductTile
 from infer_proofs.kernels.compiled.ahead_of_time import compile_only
 
 ROWS = (*range(1, 18), 24, 32, 48, 64, 100, 128, 200, 256, 512, 513, 1024, 2048, 4096)
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (2560, 2560))
 """[out_features, in_features] of Llama 8B's layers and head, and of a small one."""
-TILED = {
-    "paged_prefill": ("infer_kernels.attention.triton.plan.prefill_config", 4),
-    "linear_invariant": ("infer_kernels.linear.linear_invariant.choose_product_tile", 5),
-    "fused_moe": ("infer_kernels.moe.fused_moe_triton.choose_experts_tile", 5),
-}
-"""By op: what chooses its tile, and how many numbers a tile has."""
 COLUMNS = ("op", "label", "microseconds", "rate", "unit", "share", "aim", "met")
 
 
@@ -44,20 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Time, print a table and save the result; return 1 where an aim is missed, 2 without a GPU."""
     parser = argument_parser(__doc__, quick="the first case of each op, only compiled, for sm_90")
     parser.add_argument("--op", action="append", help="only this one; may be given again")
-    parser.add_argument(
-        "--tile",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="not saved: prefill attention with a tile of ROWS KEYS WARPS STAGES; of ROWS COLUMNS INPUTS WARPS STAGES "
-        "invariant products and experts",
-    )
     args = parser.parse_args(arguments)
-    if args.tile:
-        tiled = [op for op, (_, length) in TILED.items() if length == len(args.tile)]
-        args.op = [op for op in args.op or tiled if op in tiled]
-        if not args.op:
-            parser.error(f"`--tile` has {len(args.tile)} numbers; of prefill attention it has 4, of products 5")
     if not args.quick and not torch.cuda.is_available():
         print("There is no GPU here; `--quick` compiles the kernels without one.", file=sys.stderr)
         return 2
@@ -65,13 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [case for case in all_cases() if not args.op or case.op in args.op]
     if args.quick:
         cases = list({case.op: case for case in reversed(cases)}.values())
-    with ExitStack() as tiles:
-        for op in args.op if args.tile else ():
-            tiles.enter_context(with_tile(op, args.tile))
-        rows = list(run_cases(bench, cases))
+    rows = list(run_cases(bench, cases))
     print(table(COLUMNS, [[_cell(row.get(name, "")) for name in COLUMNS] for row in rows]))
     result: dict[str, Any] = {"cases": rows}
-    if not args.quick and not args.tile:
+    if not args.quick:
         save("kernels-gpu", result, args)
         result["other_bits"] = {setting: other_bits(setting) for setting in ("default", "no split-K")}
         print("\nrows of `F.linear` with other bits than in a batch of 4096:", result["other_bits"])
@@ -82,22 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Limit(what="cases that miss their aims", value=sum(row.get("met") == "no" for row in rows), most=0),
         ]
     )
-
-
-def with_tile(op: str, sizes: Sequence[int]) -> AbstractContextManager[object]:
-    """Launch an op with a tile of these sizes in place of the one that its table has."""
-    *shape, num_warps, num_stages = sizes
-    pipeline = {"num_warps": num_warps, "num_stages": num_stages}
-    tile = (
-        TileConfig(rows=shape[0], keys=shape[1], programs_per_sm=1, **pipeline)
-        if op == "paged_prefill"
-        else ProductTile(rows=shape[0], columns=shape[1], inner=shape[2], **pipeline)
-    )
-
-    def choose(*_layer: object, **_sizes: object) -> TileConfig | ProductTile:
-        return tile
-
-    return patch(TILED[op][0], choose)
 
 
 def run_cases(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
