@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from infer_kernels.attention.triton import operands
 from infer_kernels.attention.triton.join_splits import join_splits
 from infer_proofs.kernels.pairwise import parametrize_pairwise
 
@@ -31,8 +32,9 @@ def _join_kernel(
 ) -> None:
     row, column = tl.arange(0, HEADS), tl.arange(0, BLOCK_D)
     maximum, total, joined = join_splits(
-        sums, maxima, totals, first_item, num_splits, first_head + row, q_heads, row < GROUP, HEADS, HEAD_DIM, BLOCK_D
-    )
+        operands.Partials(sums, maxima, totals), first_item, num_splits, first_head + row, q_heads, row < GROUP,
+        HEADS, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
     tl.store(out_maximum + row, maximum, mask=row < GROUP)
     tl.store(out_total + row, total, mask=row < GROUP)
     mask = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]

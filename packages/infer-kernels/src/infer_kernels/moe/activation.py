@@ -18,7 +18,7 @@ rounded again: the rounding points of `silu_and_mul`.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,6 +103,20 @@ def activate_torch(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
     return (activated.float() * (up + activation.up_offset)).to(gate_up.dtype)
 
 
+class ActivationNumbers(NamedTuple):
+    """The numbers of an `ExpertActivation` in a kernel.
+
+    Attributes:
+        alpha: factor in silu's sigmoid.
+        limit: bound of gates from above, and of ups from both sides.
+        up_offset: added to ups.
+    """
+
+    alpha: tl.tensor
+    limit: tl.tensor
+    up_offset: tl.tensor
+
+
 @triton.jit
 def clamped(
     values: tl.tensor,  # fp32
@@ -117,14 +131,12 @@ def clamped(
 def activate(
     gate: tl.tensor,  # fp32
     up: tl.tensor,  # fp32
-    alpha: tl.tensor,
-    limit: tl.tensor,
-    up_offset: tl.tensor,
+    numbers: ActivationNumbers,
     dtype: tl.constexpr,  # of the storage
     GELU: tl.constexpr,
 ) -> tl.tensor:
     """The formula in fp32, still to be rounded to `dtype`, with the rounding points above."""
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    gate, up = clamped(gate, float("-inf"), limit), clamped(up, -limit, limit)
-    activated = gelu_tanh_triton(gate) if GELU else gate * tl.sigmoid(alpha * gate)
-    return activated.to(dtype).to(tl.float32) * (up + up_offset)
+    gate, up = clamped(gate, float("-inf"), numbers.limit), clamped(up, -numbers.limit, numbers.limit)
+    activated = gelu_tanh_triton(gate) if GELU else gate * tl.sigmoid(numbers.alpha * gate)
+    return activated.to(dtype).to(tl.float32) * (up + numbers.up_offset)

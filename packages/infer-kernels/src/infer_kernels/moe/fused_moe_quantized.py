@@ -26,7 +26,7 @@ from infer_kernels.gpu import describe_gpu
 from infer_kernels.integers import cdiv
 from infer_kernels.linear.quantized.linear_quantized import linear_quantized_torch
 from infer_kernels.linear.quantized.quantized_tiles import QuantizedTile, choose_quantized_tile
-from infer_kernels.moe.activation import ExpertActivation, activate, activate_torch
+from infer_kernels.moe.activation import ActivationNumbers, ExpertActivation, activate, activate_torch
 from infer_kernels.moe.fused_moe_triton import (
     MOST_PARTS,
     AddedResidual,
@@ -36,6 +36,7 @@ from infer_kernels.moe.fused_moe_triton import (
 )
 from infer_kernels.moe.sum_experts_torch import sum_experts_torch
 from infer_kernels.optional_triton import tl, triton
+from infer_kernels.quantization import operands
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
@@ -119,24 +120,17 @@ def _quantized_expert_products_kernel(
     else:
         first, end = 0, inputs
     products = multiply_weight_tile(
-        x + (pair // pairs_of_row)[None, :] * x_stride,
-        in_tile[None, :],
-        values + expert * values_expert_stride + output * values_stride,
-        scales + expert * scales_expert_stride + output * scales_stride,
-        None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
-        None if minimums is None else minimums + expert * minimums_expert_stride + output * minimums_stride,
-        None if row_scales is None else row_scales + expert * row_scales_expert_stride + output * row_scales_stride,
-        in_outputs,
-        first,
-        end,
-        inputs,
-        BLOCK_OUTPUTS=BLOCK_OUTPUTS,
-        BLOCK_ROWS=ROWS,
-        BLOCK_INNER=BLOCK_INNER,
-        STEPS=STEPS,
-        WHOLE=WHOLE,
-        GROUP_SIZE=GROUP_SIZE,
-        CODES=CODES,
+        operands.InputRows(x + (pair // pairs_of_row)[None, :] * x_stride, in_tile[None, :]),
+        operands.WeightRows(
+            values + expert * values_expert_stride + output * values_stride,
+            scales + expert * scales_expert_stride + output * scales_stride,
+            None if zeros is None else zeros + expert * zeros_expert_stride + output * zeros_stride,
+            None if minimums is None else minimums + expert * minimums_expert_stride + output * minimums_stride,
+            None if row_scales is None else row_scales + expert * row_scales_expert_stride + output * row_scales_stride,
+            in_outputs,
+        ),
+        operands.InputSpan(first, end, inputs),
+        operands.TileShape(BLOCK_OUTPUTS, ROWS, BLOCK_INNER, STEPS, WHOLE, GROUP_SIZE, CODES),
     )
     if bias is not None:
         bias_at = bias + expert * bias_stride + output
@@ -148,7 +142,7 @@ def _quantized_expert_products_kernel(
         column = tl.program_id(1).to(tl.int64) * (BLOCK_OUTPUTS // 2) + tl.arange(0, BLOCK_OUTPUTS // 2)
         halves = tl.reshape(products, (BLOCK_OUTPUTS // 2, 2, ROWS))
         gate, up = tl.split(tl.permute(halves, (0, 2, 1)))
-        products = activate(gate, up, alpha, limit, up_offset, out.dtype.element_ty, GELU)
+        products = activate(gate, up, ActivationNumbers(alpha, limit, up_offset), out.dtype.element_ty, GELU)
     else:
         column = output
     if SPLIT:

@@ -25,7 +25,7 @@ from torch import Tensor
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.fused_products_triton import MAX_ROWS
 from infer_kernels.linear.product_tiles import ProductTile, choose_experts_tile
-from infer_kernels.moe.activation import ExpertActivation, activate
+from infer_kernels.moe.activation import ActivationNumbers, ExpertActivation, activate
 from infer_kernels.optional_triton import tl, triton
 
 _PAIRS = 1024
@@ -187,7 +187,7 @@ def _expert_products_kernel(
         if GATED:
             ups += tl.load(bias_at + outputs, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        products = activate(products, ups, alpha, limit, up_offset, out.dtype.element_ty, GELU)
+        products = activate(products, ups, ActivationNumbers(alpha, limit, up_offset), out.dtype.element_ty, GELU)
     tl.store(
         out + pair[:, None] * out_stride + column[None, :],
         products.to(out.dtype.element_ty),

@@ -16,6 +16,8 @@ so (see `kv_codes.py`).
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -71,20 +73,44 @@ def qk_norm_rope_store_reference(
     return q, *store_kv_reference(k, v, k_cache, v_cache, slots, scales=scales)
 
 
+class _HeadNorm(NamedTuple):
+    """The norm of a head.
+
+    Attributes:
+        weight: pointer to [head_dim], or None: there is no norm.
+        eps: added to the mean square.
+        gemma: the variant is Gemma's.
+    """
+
+    weight: tl.tensor
+    eps: tl.tensor
+    gemma: tl.constexpr
+
+
+class _Angles(NamedTuple):
+    """The angles of the tokens' positions.
+
+    Attributes:
+        position_ids: pointer to [tokens], or None: nothing is rotated.
+        cos_sin: pointer to fp32 [max_position, rotary_dim], or None.
+        stride: elements from a position to the next.
+    """
+
+    position_ids: tl.tensor
+    cos_sin: tl.tensor
+    stride: tl.tensor
+
+
 @triton.jit
 def _prepare_heads(
     x: tl.tensor,  # of the first elements of `paired_elements`, [ROWS, BLOCK_HALF]
     token: tl.tensor,  # [ROWS]
     in_batch: tl.tensor,  # [ROWS]
-    weight: tl.tensor,  # [head_dim], or None
-    position_ids: tl.tensor,  # [tokens], or None
-    cos_sin: tl.tensor,  # fp32 [max_position, rotary_dim], or None
-    eps: tl.tensor,
+    norm: _HeadNorm,
+    angles: _Angles,
     half: tl.tensor,
-    cos_sin_stride: tl.tensor,
     BLOCK_HALF: tl.constexpr,
     ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
-    GEMMA: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Norm and rotate a row's head where wanted: first and second elements, [ROWS, BLOCK_HALF], in the dtype of `x`."""
     dtype: tl.constexpr = x.dtype.element_ty
@@ -93,28 +119,28 @@ def _prepare_heads(
     mask = in_batch[:, None] & in_half[None, :]
     _, distance = paired_elements(column[None, :], half, ROTARY_HALF)
     # All loads come before the arithmetic: a decode of few tokens takes as long as its longest chain of loads.
-    if cos_sin is not None:
-        position = tl.load(position_ids + token, mask=in_batch, other=0).to(tl.int64)
+    if angles.cos_sin is not None:
+        position = tl.load(angles.position_ids + token, mask=in_batch, other=0).to(tl.int64)
     x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x + distance, mask=mask, other=0.0).to(tl.float32)
-    if cos_sin is not None:
+    if angles.cos_sin is not None:
         num_angles = half if ROTARY_HALF is None else ROTARY_HALF
         has_angle = in_batch[:, None] & (column < num_angles)[None, :]
-        angles = cos_sin + position[:, None] * cos_sin_stride + column[None, :]
-        cos = tl.load(angles, mask=has_angle, other=0.0)
-        sin = tl.load(angles + num_angles, mask=has_angle, other=0.0)
-    if weight is not None:
+        angles_at = angles.cos_sin + position[:, None] * angles.stride + column[None, :]
+        cos = tl.load(angles_at, mask=has_angle, other=0.0)
+        sin = tl.load(angles_at + num_angles, mask=has_angle, other=0.0)
+    if norm.weight is not None:
         first, distance = paired_elements(column, half, ROTARY_HALF)
-        weight1 = tl.load(weight + first, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        weight2 = tl.load(weight + distance + first, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        inverse = tl.math.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / (2 * half) + eps)[:, None]
+        weight1 = tl.load(norm.weight + first, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        weight2 = tl.load(norm.weight + distance + first, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        inverse = tl.math.rsqrt(tl.sum(x1 * x1 + x2 * x2, axis=1) / (2 * half) + norm.eps)[:, None]
         x1, x2 = x1 * inverse, x2 * inverse
-        if GEMMA:
+        if norm.gemma:
             x1, x2 = x1 * (1.0 + weight1), x2 * (1.0 + weight2)
         else:
             x1, x2 = x1.to(dtype).to(tl.float32) * weight1, x2.to(dtype).to(tl.float32) * weight2
         x1, x2 = x1.to(dtype).to(tl.float32), x2.to(dtype).to(tl.float32)
-    if cos_sin is not None:
+    if angles.cos_sin is not None:
         x1, x2 = rotate_pairs(x1, x2, cos, sin, column[None, :], ROTARY_HALF)
     return x1.to(dtype), x2.to(dtype)
 
@@ -174,15 +200,11 @@ def qk_norm_rope_store_kernel(
             qkv + x_at,
             token,
             in_batch,
-            q_weight,
-            position_ids,
-            cos_sin,
-            eps,
+            _HeadNorm(q_weight, eps, GEMMA),
+            _Angles(position_ids, cos_sin, cos_sin_stride),
             half,
-            cos_sin_stride,
             BLOCK_HALF,
             ROTARY_HALF,
-            GEMMA,
         )
         out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + first
         mask = in_batch[:, None] & in_half
@@ -203,15 +225,11 @@ def qk_norm_rope_store_kernel(
             qkv + k_at,
             token,
             in_batch,
-            k_weight,
-            position_ids,
-            cos_sin,
-            eps,
+            _HeadNorm(k_weight, eps, GEMMA),
+            _Angles(position_ids, cos_sin, cos_sin_stride),
             half,
-            cos_sin_stride,
             BLOCK_HALF,
             ROTARY_HALF,
-            GEMMA,
         )
         block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         key = block * k_cache_stride_block + head * k_cache_stride_head + offset * k_cache_stride_token

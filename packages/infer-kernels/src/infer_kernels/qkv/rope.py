@@ -16,6 +16,8 @@ Precision: fp32 angles and arithmetic, one rounding at the end; what is not rota
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -91,16 +93,26 @@ def rotate_pairs(
     return y1, y2
 
 
+class TokenHeads(NamedTuple):
+    """The heads of a token, [heads, 2 * half].
+
+    Attributes:
+        at: pointer to the first.
+        stride: elements from a head to the next.
+    """
+
+    at: tl.tensor
+    stride: tl.tensor
+
+
 @triton.jit
 def rotate_heads(
-    out: tl.tensor,  # one token's heads, [heads, 2 * half]
-    x: tl.tensor,  # the same; may be `out`
+    out: TokenHeads,
+    x: TokenHeads,  # may be `out`
     cos: tl.tensor,  # fp32 [BLOCK_HALF]
     sin: tl.tensor,  # fp32 [BLOCK_HALF]
     heads: tl.tensor,
     half: tl.tensor,
-    out_stride_head: tl.tensor,
-    x_stride_head: tl.tensor,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     ROTARY_HALF: tl.constexpr,  # as for `paired_elements`
@@ -110,13 +122,13 @@ def rotate_heads(
     column = tl.arange(0, BLOCK_HALF)[None, :]
     mask = (head < heads) & (column < half)
     first, distance = paired_elements(column, half, ROTARY_HALF)
-    x_at = x + head * x_stride_head + first
+    x_at = x.at + head * x.stride + first
     x1 = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_at + distance, mask=mask, other=0.0).to(tl.float32)
     y1, y2 = rotate_pairs(x1, x2, cos[None, :], sin[None, :], column, ROTARY_HALF)
-    out_at = out + head * out_stride_head + first
-    tl.store(out_at, y1.to(out.dtype.element_ty), mask=mask)
-    tl.store(out_at + distance, y2.to(out.dtype.element_ty), mask=mask)
+    out_at = out.at + head * out.stride + first
+    tl.store(out_at, y1.to(out.at.dtype.element_ty), mask=mask)
+    tl.store(out_at + distance, y2.to(out.at.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["position_ids"])
@@ -152,27 +164,23 @@ def _rope_kernel(
     cos = tl.load(angles + column, mask=column < num_angles, other=0.0)
     sin = tl.load(angles + num_angles + column, mask=column < num_angles, other=0.0)
     rotate_heads(
-        q_out + token * q_out_stride_token,
-        q + token * q_stride_token,
+        TokenHeads(q_out + token * q_out_stride_token, q_out_stride_head),
+        TokenHeads(q + token * q_stride_token, q_stride_head),
         cos,
         sin,
         q_heads,
         half,
-        q_out_stride_head,
-        q_stride_head,
         BLOCK_Q_HEADS,
         BLOCK_HALF,
         ROTARY_HALF,
     )
     rotate_heads(
-        k_out + token * k_out_stride_token,
-        k + token * k_stride_token,
+        TokenHeads(k_out + token * k_out_stride_token, k_out_stride_head),
+        TokenHeads(k + token * k_stride_token, k_stride_head),
         cos,
         sin,
         kv_heads,
         half,
-        k_out_stride_head,
-        k_stride_head,
         BLOCK_KV_HEADS,
         BLOCK_HALF,
         ROTARY_HALF,

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from infer_kernels.gpu import describe_gpu
 from infer_kernels.optional_triton import tl, triton
+from infer_kernels.quantization import operands
 from infer_kernels.quantization.code_words import numbers_of_words, unit_of_words
 from infer_kernels.quantization.microscaled_tiles import numbers_of_scales
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
@@ -153,86 +154,74 @@ def _load_groups(
 
 @triton.jit
 def multiply_codes(
-    x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
-    in_rows: tl.tensor,  # [1, rows]: which there are
-    values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
-    scales_at: tl.tensor,  # [outputs]: likewise, as `load_scales` takes them
-    zeros_at: tl.tensor,  # [outputs]: likewise, or None
-    in_outputs: tl.tensor,  # [outputs]: which there are
-    first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
-    end: tl.tensor,  # of these inputs; there is one
-    in_features: tl.tensor,
-    BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,  # divides GROUP_SIZE
-    STEPS: tl.constexpr,  # products of an iteration
-    WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
-    GROUP_SIZE: tl.constexpr,  # inputs that share a scale; 0: all do
-    CODES: tl.constexpr,
+    x: operands.InputRows, weight: operands.WeightRows, inputs: operands.InputSpan, shape: operands.TileShape
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
-    dtype: tl.constexpr = x_at.dtype.element_ty
-    is_words: tl.constexpr = CODES == "int4_words" or CODES == "int8_words" or CODES == "fp8_words"
+    dtype: tl.constexpr = x.at.dtype.element_ty
+    is_words: tl.constexpr = shape.codes == "int4_words" or shape.codes == "int8_words" or shape.codes == "fp8_words"
     # What is loaded at once: words of 4 or 8 inputs, or bytes of 1 or 2.
-    per_load: tl.constexpr = (
-        (8 if CODES == "int4_words" else 4) if is_words else 2 if CODES == "int4" or CODES == "e2m1" else 1
-    )
-    unit: tl.constexpr = unit_of_words(dtype, CODES) if is_words else 1.0
+    per_word: tl.constexpr = 8 if shape.codes == "int4_words" else 4
+    per_byte: tl.constexpr = 2 if shape.codes == "int4" or shape.codes == "e2m1" else 1
+    per_load: tl.constexpr = per_word if is_words else per_byte
+    unit: tl.constexpr = unit_of_words(dtype, shape.codes) if is_words else 1.0
+    codes_at = weight.codes
     if is_words:
-        values_at = values_at.to(tl.pointer_type(tl.uint32), bitcast=True)
-    inner, lane = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // per_load)
-    num_loads = (in_features + per_load - 1) // per_load
-    x_tile_at = x_at + inner[:, None]
-    tile_at = values_at[:, None] + lane[None, :]
-    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+        codes_at = codes_at.to(tl.pointer_type(tl.uint32), bitcast=True)
+    inner, lane = tl.arange(0, shape.inner), tl.arange(0, shape.inner // per_load)
+    num_loads = (inputs.in_features + per_load - 1) // per_load
+    x_tile_at = x.at + inner[:, None]
+    tile_at = codes_at[:, None] + lane[None, :]
+    accumulator = tl.zeros((shape.outputs, shape.rows), tl.float32)
     # Scales and zeros are loaded one product ahead: the pipeline of loads takes those of products alone. Scales of
     # several groups come together, one iteration ahead; with more rows they would not fit registers.
-    are_joint: tl.constexpr = (STEPS == 2 or STEPS == 4) and BLOCK_INNER == GROUP_SIZE and BLOCK_ROWS <= 32
-    num_groups = tl.cdiv(in_features, GROUP_SIZE) if GROUP_SIZE else 1
-    group = first // GROUP_SIZE if GROUP_SIZE else 0
+    are_joint: tl.constexpr = (
+        (shape.steps == 2 or shape.steps == 4) and shape.inner == shape.group_size and shape.rows <= 32
+    )
+    num_groups = tl.cdiv(inputs.in_features, shape.group_size) if shape.group_size else 1
+    group = inputs.first // shape.group_size if shape.group_size else 0
     if are_joint:
-        scales = _load_groups(scales_at, group, num_groups, in_outputs, STEPS)
+        scales = _load_groups(weight.scales, group, num_groups, weight.exist, shape.steps)
         scale = scales[0]
     else:
-        scale = load_scales(scales_at + group, in_outputs)
-    if zeros_at is not None:
-        zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
+        scale = load_scales(weight.scales + group, weight.exist)
+    if weight.zeros is not None:
+        zero = load_zeros(weight.zeros + group, weight.exist, shape.codes)[:, None]
     else:
-        zero = tl.full((1, 1), zero_of_codes(CODES, has_minimums=False), tl.float32)
+        zero = tl.full((1, 1), zero_of_codes(shape.codes, has_minimums=False), tl.float32)
         if is_words:
             # Not a constant for the compiler, which would make one anew for each number. NaN stays NaN by its scale.
-            if CODES == "fp8_words":
+            if shape.codes == "fp8_words":
                 zero = tl.full((1, 1), -0.0, tl.float32)
             zero = tl.where((scale == scale)[:, None], zero, 0.0)
     if dtype != tl.float32:
-        tl.assume(first < end)  # as in `multiply_microscaled`
-    for start in range(first, end, STEPS * BLOCK_INNER):
+        tl.assume(inputs.first < inputs.end)  # as in `multiply_microscaled`
+    for start in range(inputs.first, inputs.end, shape.steps * shape.inner):
         if are_joint:
-            group = start // GROUP_SIZE + STEPS
-            next_scales = _load_groups(scales_at, group, num_groups, in_outputs, STEPS)
-        for step in tl.static_range(STEPS):
-            at = start + step * BLOCK_INNER
-            if WHOLE:
-                tile_mask, x_mask = in_outputs[:, None], in_rows
+            group = start // shape.group_size + shape.steps
+            next_scales = _load_groups(weight.scales, group, num_groups, weight.exist, shape.steps)
+        for step in tl.static_range(shape.steps):
+            at = start + step * shape.inner
+            if shape.whole:
+                tile_mask, x_mask = weight.exist[:, None], x.exist
             else:
-                tile_mask = in_outputs[:, None] & (at // per_load + lane < num_loads)[None, :]
-                x_mask = in_rows & (at + inner < in_features)[:, None]
+                tile_mask = weight.exist[:, None] & (at // per_load + lane < num_loads)[None, :]
+                x_mask = x.exist & (at + inner < inputs.in_features)[:, None]
             codes = tl.load(tile_at + at // per_load, mask=tile_mask, other=0)
             x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
             if is_words:
-                numbers = numbers_of_words(codes, zero, dtype, CODES)
+                numbers = numbers_of_words(codes, zero, dtype, shape.codes)
             else:
-                numbers = numbers_of_codes(codes, zero, dtype, CODES)
-            if GROUP_SIZE:
-                group = min(at + BLOCK_INNER, in_features - 1) // GROUP_SIZE
+                numbers = numbers_of_codes(codes, zero, dtype, shape.codes)
+            if shape.group_size:
+                group = min(at + shape.inner, inputs.in_features - 1) // shape.group_size
                 if are_joint:
                     scale = scales[step]
                 else:
-                    next_scale = load_scales(scales_at + group, in_outputs)
-                if zeros_at is not None:
-                    zero = load_zeros(zeros_at + group, in_outputs, CODES)[:, None]
+                    next_scale = load_scales(weight.scales + group, weight.exist)
+                if weight.zeros is not None:
+                    zero = load_zeros(weight.zeros + group, weight.exist, shape.codes)[:, None]
                 products = tl.dot(numbers, x_tile, input_precision="ieee")
-                weights = tl.broadcast_to((scale * (1.0 / unit))[:, None], (BLOCK_OUTPUTS, BLOCK_ROWS))
+                weights = tl.broadcast_to((scale * (1.0 / unit))[:, None], (shape.outputs, shape.rows))
                 accumulator = tl.fma(products, weights, accumulator)
                 if not are_joint:
                     scale = next_scale
@@ -240,6 +229,6 @@ def multiply_codes(
                 accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
         if are_joint:
             scales = next_scales
-    if not GROUP_SIZE:
+    if not shape.group_size:
         accumulator *= (scale * (1.0 / unit))[:, None]
     return accumulator

@@ -16,6 +16,7 @@ dtypes take the same way. They are multiplied by 2^119 times the scale, sums by 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 from infer_kernels.optional_triton import tl, triton
+from infer_kernels.quantization import operands
 from infer_kernels.quantization.microscaled_order import GROUPS_PADDED_TO as _GROUPS_PADDED_TO
 
 GROUPS_PADDED_TO = tl.constexpr(_GROUPS_PADDED_TO)
@@ -99,56 +100,43 @@ def numbers_of_scales(
 
 @triton.jit
 def multiply_microscaled(
-    x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
-    in_rows: tl.tensor,  # [1, rows]: which there are
-    values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
-    scales_at: tl.tensor,  # [outputs]: likewise, uint8, of rows filled up to GROUPS_PADDED_TO
-    in_outputs: tl.tensor,  # [outputs]: which there are
-    first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
-    end: tl.tensor,  # of these inputs; there is one
-    in_features: tl.tensor,
-    BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,  # a multiple of 32; 32 for MXFP4 in fp16
-    STEPS: tl.constexpr,  # products of an iteration
-    WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
-    CODES: tl.constexpr,
+    x: operands.InputRows, weight: operands.WeightRows, inputs: operands.InputSpan, shape: operands.TileShape
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order, times their scales."""
-    dtype: tl.constexpr = x_at.dtype.element_ty
-    group_size: tl.constexpr = 32 if CODES == "mxfp4_tiled" else 16
-    groups: tl.constexpr = BLOCK_INNER // group_size
-    inner, word, group = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // 8), tl.arange(0, groups)
-    num_words = tl.cdiv(in_features, 32) * 4
-    last_group = tl.cdiv(tl.cdiv(in_features, group_size), GROUPS_PADDED_TO) * GROUPS_PADDED_TO - groups
-    x_tile_at = x_at + inner[:, None]
-    tile_at = values_at.to(tl.pointer_type(tl.uint32))[:, None] + word[None, :]
-    group_at = scales_at[:, None] + group[None, :]
-    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+    dtype: tl.constexpr = x.at.dtype.element_ty
+    group_size: tl.constexpr = 32 if shape.codes == "mxfp4_tiled" else 16
+    groups: tl.constexpr = shape.inner // group_size
+    inner, word, group = tl.arange(0, shape.inner), tl.arange(0, shape.inner // 8), tl.arange(0, groups)
+    num_words = tl.cdiv(inputs.in_features, 32) * 4
+    last_group = tl.cdiv(tl.cdiv(inputs.in_features, group_size), GROUPS_PADDED_TO) * GROUPS_PADDED_TO - groups
+    x_tile_at = x.at + inner[:, None]
+    tile_at = weight.codes.to(tl.pointer_type(tl.uint32))[:, None] + word[None, :]
+    group_at = weight.scales[:, None] + group[None, :]
+    accumulator = tl.zeros((shape.outputs, shape.rows), tl.float32)
     # Without another way to the end on which sums are zeros, products of tensor cores do not wait for each other.
     if dtype != tl.float32:
-        tl.assume(first < end)
+        tl.assume(inputs.first < inputs.end)
     # Scales are loaded one product ahead: the pipeline of loads takes words and inputs alone.
-    scale = tl.load(group_at + first // group_size, mask=in_outputs[:, None], other=0)
-    for start in range(first, end, STEPS * BLOCK_INNER):
-        for step in tl.static_range(STEPS):
-            at = start + step * BLOCK_INNER
-            if WHOLE:
-                tile_mask, x_mask = in_outputs[:, None], in_rows
+    scale = tl.load(group_at + inputs.first // group_size, mask=weight.exist[:, None], other=0)
+    for start in range(inputs.first, inputs.end, shape.steps * shape.inner):
+        for step in tl.static_range(shape.steps):
+            at = start + step * shape.inner
+            if shape.whole:
+                tile_mask, x_mask = weight.exist[:, None], x.exist
             else:
-                tile_mask = in_outputs[:, None] & (at // 8 + word < num_words)[None, :]
-                x_mask = in_rows & (at + inner < in_features)[:, None]
+                tile_mask = weight.exist[:, None] & (at // 8 + word < num_words)[None, :]
+                x_mask = x.exist & (at + inner < inputs.in_features)[:, None]
             words = tl.load(tile_at + at // 8, mask=tile_mask, other=0)
             x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
             next_group = min(at // group_size + groups, last_group)
-            next_scale = tl.load(group_at + next_group, mask=in_outputs[:, None], other=0)
-            numbers = numbers_of_words(words, scale, dtype, CODES)
-            if dtype == tl.float16 and CODES == "mxfp4_tiled":
+            next_scale = tl.load(group_at + next_group, mask=weight.exist[:, None], other=0)
+            numbers = numbers_of_words(words, scale, dtype, shape.codes)
+            if dtype == tl.float16 and shape.codes == "mxfp4_tiled":
                 products = tl.dot(numbers, x_tile, input_precision="ieee")
                 accumulator = tl.fma(products, numbers_of_scales(scale).broadcast_to(products.shape), accumulator)
             else:
                 accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
             scale = next_scale
-    if CODES == "nvfp4_tiled":
+    if shape.codes == "nvfp4_tiled":
         accumulator *= 1.0 / _NVFP4_UNIT
     return accumulator

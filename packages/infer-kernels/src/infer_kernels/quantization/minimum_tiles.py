@@ -12,6 +12,7 @@ Precision: codes are exact. A number is rounded once in fp32, then to the dtype 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
 from infer_kernels.optional_triton import tl, triton
+from infer_kernels.quantization import operands
 from infer_kernels.quantization.code_tiles import numbers_of_codes, zero_of_codes
 from infer_kernels.quantization.code_words import numbers_of_words, unit_of_words
 
@@ -51,70 +52,60 @@ def _finish(
 
 @triton.jit
 def multiply_with_minimums(
-    x_at: tl.tensor,  # [1, rows]: pointers to the rows of x
-    in_rows: tl.tensor,  # [1, rows]: which there are
-    values_at: tl.tensor,  # [outputs]: pointers to the outputs' bytes
-    scales_at: tl.tensor,  # [outputs]: likewise, fp32
-    minimums_at: tl.tensor,  # [outputs]: likewise, fp32
-    in_outputs: tl.tensor,  # [outputs]: which there are
-    first: tl.tensor,  # of the inputs to multiply; a multiple of STEPS * BLOCK_INNER
-    end: tl.tensor,  # of these inputs; there is one
-    in_features: tl.tensor,
-    BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,  # divides GROUP_SIZE, or is a multiple of it
-    STEPS: tl.constexpr,  # products of an iteration
-    WHOLE: tl.constexpr,  # in_features are a multiple of STEPS * BLOCK_INNER
-    GROUP_SIZE: tl.constexpr,  # inputs that share a scale and a minimum; 0: all do
-    CODES: tl.constexpr,
+    x: operands.InputRows, weight: operands.WeightRows, inputs: operands.InputSpan, shape: operands.TileShape
 ) -> tl.tensor:
     """Products [outputs, rows] fp32 of the inputs from `first` to `end`, added in this order."""
-    dtype: tl.constexpr = x_at.dtype.element_ty
-    is_words: tl.constexpr = CODES == "int4_words" or CODES == "int8_words"
-    per_load: tl.constexpr = (8 if CODES == "int4_words" else 4) if is_words else 2 if CODES == "int4" else 1
-    groups: tl.constexpr = BLOCK_INNER // GROUP_SIZE if GROUP_SIZE > 0 and GROUP_SIZE < BLOCK_INNER else 1
-    unit: tl.constexpr = unit_of_words(tl.float32, CODES) if is_words else 1.0
+    dtype: tl.constexpr = x.at.dtype.element_ty
+    is_words: tl.constexpr = shape.codes == "int4_words" or shape.codes == "int8_words"
+    per_word: tl.constexpr = 8 if shape.codes == "int4_words" else 4
+    per_byte: tl.constexpr = 2 if shape.codes == "int4" else 1
+    per_load: tl.constexpr = per_word if is_words else per_byte
+    groups: tl.constexpr = (
+        shape.inner // shape.group_size if shape.group_size > 0 and shape.group_size < shape.inner else 1
+    )
+    unit: tl.constexpr = unit_of_words(tl.float32, shape.codes) if is_words else 1.0
+    codes_at = weight.codes
     if is_words:
-        values_at = values_at.to(tl.pointer_type(tl.uint32), bitcast=True)
-    inner, lane = tl.arange(0, BLOCK_INNER), tl.arange(0, BLOCK_INNER // per_load)
-    num_loads = (in_features + per_load - 1) // per_load
-    num_groups = tl.cdiv(in_features, GROUP_SIZE) if GROUP_SIZE else 1
-    x_tile_at = x_at + inner[:, None]
-    tile_at = values_at[:, None] + lane[None, :]
-    any_scale = tl.load(scales_at, mask=in_outputs, other=0.0)
-    zero = tl.full((1, 1), zero_of_codes(CODES, has_minimums=True), tl.float32)
-    scales_at = scales_at[:, None] + tl.arange(0, groups)[None, :]
-    minimums_at = minimums_at[:, None] + tl.arange(0, groups)[None, :]
-    accumulator = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
-    group = first // GROUP_SIZE if GROUP_SIZE else 0
+        codes_at = codes_at.to(tl.pointer_type(tl.uint32), bitcast=True)
+    inner, lane = tl.arange(0, shape.inner), tl.arange(0, shape.inner // per_load)
+    num_loads = (inputs.in_features + per_load - 1) // per_load
+    num_groups = tl.cdiv(inputs.in_features, shape.group_size) if shape.group_size else 1
+    x_tile_at = x.at + inner[:, None]
+    tile_at = codes_at[:, None] + lane[None, :]
+    any_scale = tl.load(weight.scales, mask=weight.exist, other=0.0)
+    zero = tl.full((1, 1), zero_of_codes(shape.codes, has_minimums=True), tl.float32)
+    scales_at = weight.scales[:, None] + tl.arange(0, groups)[None, :]
+    minimums_at = weight.minimums[:, None] + tl.arange(0, groups)[None, :]
+    accumulator = tl.zeros((shape.outputs, shape.rows), tl.float32)
+    group = inputs.first // shape.group_size if shape.group_size else 0
     # Loaded one product ahead: the pipeline of loads takes codes and inputs alone.
-    scale = _load_groups(scales_at, group, num_groups, in_outputs, groups)
-    minimum = _load_groups(minimums_at, group, num_groups, in_outputs, groups)
+    scale = _load_groups(scales_at, group, num_groups, weight.exist, groups)
+    minimum = _load_groups(minimums_at, group, num_groups, weight.exist, groups)
     if is_words:
         # Not a constant for the compiler, which would pass numbers through shared memory. NaN stays NaN by its scale.
         zero = tl.where((any_scale == any_scale)[:, None], zero, 0.0)
     if dtype != tl.float32:
-        tl.assume(first < end)  # as in `multiply_microscaled`
-    for start in range(first, end, STEPS * BLOCK_INNER):
-        for step in tl.static_range(STEPS):
-            at = start + step * BLOCK_INNER
-            if WHOLE:
-                tile_mask, x_mask = in_outputs[:, None], in_rows
+        tl.assume(inputs.first < inputs.end)  # as in `multiply_microscaled`
+    for start in range(inputs.first, inputs.end, shape.steps * shape.inner):
+        for step in tl.static_range(shape.steps):
+            at = start + step * shape.inner
+            if shape.whole:
+                tile_mask, x_mask = weight.exist[:, None], x.exist
             else:
-                tile_mask = in_outputs[:, None] & (at // per_load + lane < num_loads)[None, :]
-                x_mask = in_rows & (at + inner < in_features)[:, None]
+                tile_mask = weight.exist[:, None] & (at // per_load + lane < num_loads)[None, :]
+                x_mask = x.exist & (at + inner < inputs.in_features)[:, None]
             codes = tl.load(tile_at + at // per_load, mask=tile_mask, other=0)
             x_tile = tl.load(x_tile_at + at, mask=x_mask, other=0.0)
-            if GROUP_SIZE:
-                group = (at + BLOCK_INNER) // GROUP_SIZE
-                next_scale = _load_groups(scales_at, group, num_groups, in_outputs, groups)
-                next_minimum = _load_groups(minimums_at, group, num_groups, in_outputs, groups)
+            if shape.group_size:
+                group = (at + shape.inner) // shape.group_size
+                next_scale = _load_groups(scales_at, group, num_groups, weight.exist, groups)
+                next_minimum = _load_groups(minimums_at, group, num_groups, weight.exist, groups)
             if is_words:
-                numbers = numbers_of_words(codes, zero, tl.float32, CODES)
+                numbers = numbers_of_words(codes, zero, tl.float32, shape.codes)
             else:
-                numbers = numbers_of_codes(codes, zero, tl.float32, CODES)
+                numbers = numbers_of_codes(codes, zero, tl.float32, shape.codes)
             numbers = _finish(numbers, scale * (1.0 / unit), minimum, dtype)
             accumulator = tl.dot(numbers, x_tile, accumulator, input_precision="ieee")
-            if GROUP_SIZE:
+            if shape.group_size:
                 scale, minimum = next_scale, next_minimum
     return accumulator

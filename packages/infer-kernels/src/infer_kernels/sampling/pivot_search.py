@@ -9,10 +9,28 @@ Values are compared as they are stored, never after arithmetic on them: equal lo
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 from infer_kernels.optional_triton import tl, triton
 
 # Passes that halve a range of values; those after them halve the range of their bits: at most 32 more.
 _VALUE_PASSES = tl.constexpr(24)
+
+
+class RowValues(NamedTuple):
+    """Values of a row in tiles of BLOCK lanes.
+
+    Attributes:
+        at: pointer to them: the row, or its candidates.
+        filled: [BLOCK] int32, how many values each lane has.
+        tiles: number of tiles.
+        largest: the row's largest value.
+    """
+
+    at: tl.tensor
+    filled: tl.tensor
+    tiles: tl.tensor
+    largest: tl.tensor
 
 
 @triton.jit
@@ -46,10 +64,7 @@ def _pivot(low: tl.tensor, high: tl.tensor, passes: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def search_cut(
-    source: tl.tensor,  # tiles of BLOCK values
-    filled: tl.tensor,  # [BLOCK] int32: how many values each lane has
-    tiles: tl.tensor,
-    largest: tl.tensor,
+    row: RowValues,
     scale: tl.tensor,  # log2(e) / temperature; 0 counts
     wanted: tl.tensor,
     low: tl.tensor,  # a value that occurs, at or below the cut
@@ -67,10 +82,10 @@ def search_cut(
         sums = tl.zeros([BLOCK], tl.float32)
         above = tl.full([BLOCK], float("inf"), tl.float32)
         below = tl.full([BLOCK], float("-inf"), tl.float32)
-        for tile in range(tiles):
-            values = load_logits(source, tile * BLOCK + lane, tile < filled)
+        for tile in range(row.tiles):
+            values = load_logits(row.at, tile * BLOCK + lane, tile < row.filled)
             higher = values > pivot
-            exponents = tl.where(higher, values - largest, 0.0) * scale  # -inf * 0 is no number
+            exponents = tl.where(higher, values - row.largest, 0.0) * scale  # -inf * 0 is no number
             sums += tl.where(higher, tl.exp2(exponents), 0.0)
             above = tl.minimum(above, tl.where(higher, values, float("inf")))
             below = tl.maximum(below, tl.where(higher, float("-inf"), values))
@@ -84,10 +99,7 @@ def search_cut(
 
 @triton.jit
 def measure_cut(
-    source: tl.tensor,  # as for `search_cut`
-    filled: tl.tensor,
-    tiles: tl.tensor,
-    largest: tl.tensor,
+    row: RowValues,
     scale: tl.tensor,
     cut: tl.tensor,
     BLOCK: tl.constexpr,
@@ -97,21 +109,18 @@ def measure_cut(
     counts = tl.zeros([BLOCK], tl.int32)
     masses = tl.zeros([BLOCK], tl.float32)
     ties = tl.zeros([BLOCK], tl.int32)
-    for tile in range(tiles):
-        values = load_logits(source, tile * BLOCK + lane, tile < filled)
+    for tile in range(row.tiles):
+        values = load_logits(row.at, tile * BLOCK + lane, tile < row.filled)
         higher = values > cut
         counts += higher.to(tl.int32)
-        masses += tl.where(higher, tl.exp2((values - largest) * scale), 0.0)
+        masses += tl.where(higher, tl.exp2((values - row.largest) * scale), 0.0)
         ties += (values == cut).to(tl.int32)
     return tl.sum(counts, axis=0), tl.sum(masses, axis=0), tl.sum(ties, axis=0)
 
 
 @triton.jit
 def smallest_within(
-    source: tl.tensor,  # as for `search_cut`
-    filled: tl.tensor,
-    tiles: tl.tensor,
-    largest: tl.tensor,
+    row: RowValues,
     reach: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -119,9 +128,9 @@ def smallest_within(
     lane = tl.arange(0, BLOCK)
     smallest = tl.full([BLOCK], float("inf"), tl.float32)
     counts = tl.zeros([BLOCK], tl.int32)
-    for tile in range(tiles):
-        values = load_logits(source, tile * BLOCK + lane, tile < filled)
-        near = largest - values <= reach
+    for tile in range(row.tiles):
+        values = load_logits(row.at, tile * BLOCK + lane, tile < row.filled)
+        near = row.largest - values <= reach
         smallest = tl.minimum(smallest, tl.where(near, values, float("inf")))
         counts += near.to(tl.int32)
     return tl.min(smallest, axis=0), tl.sum(counts, axis=0)

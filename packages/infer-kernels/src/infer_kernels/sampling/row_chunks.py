@@ -14,6 +14,7 @@ from infer_kernels.integers import cdiv
 from infer_kernels.optional_triton import tl, triton
 from infer_kernels.sampling.pivot_search import load_logits
 from infer_kernels.sampling.row_limits import (
+    LogitRow,
     distance_of_min_p,
     is_drawn,
     largest_of_groups,
@@ -95,7 +96,7 @@ def _candidates_kernel(
         if lists is not None:
             lists += row * DEPTH * BLOCK
             reach = reach_of_candidates(
-                maxima, groups, vocab, largest, scale, farthest,
+                maxima, groups, LogitRow(logits, vocab, largest, scale, farthest),
                 limit_of_top_k(top_k, row, vocab), share_of_top_p(top_p, row), BLOCK,
             )  # fmt: skip
         for chunk in range(tl.program_id(1), chunks, tl.num_programs(1)):

@@ -2,11 +2,31 @@
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 from infer_kernels.optional_triton import tl, triton
 
 # Farther from the largest logit than this no token is kept; -inf lies at infinity.
 _FARTHEST = tl.constexpr(3.0e38)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class LogitRow(NamedTuple):
+    """A row of logits, of which a token is drawn.
+
+    Attributes:
+        logits: pointer to [vocab].
+        vocab: number of logits.
+        largest: the largest of them.
+        scale: factor from distances to bits of probability.
+        farthest: distance below the largest that min-p allows.
+    """
+
+    logits: tl.tensor
+    vocab: tl.tensor
+    largest: tl.tensor
+    scale: tl.tensor
+    farthest: tl.tensor
 
 
 @triton.jit
@@ -116,18 +136,15 @@ def _reach_of_top_k(
 def reach_of_candidates(
     maxima: tl.tensor,  # [groups], of the row
     groups: tl.tensor,
-    vocab: tl.tensor,
-    largest: tl.tensor,
-    scale: tl.tensor,
-    farthest: tl.tensor,
+    row: LogitRow,
     k: tl.tensor,
     p: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """A distance from the largest logit within which top-k and top-p cut the row for certain; -1 if neither does."""
     reach = tl.cast(-1.0, tl.float32)
-    if k < vocab:
-        reach = tl.minimum(farthest, _reach_of_top_k(maxima, groups, largest, k, BLOCK))
+    if k < row.vocab:
+        reach = tl.minimum(row.farthest, _reach_of_top_k(maxima, groups, row.largest, k, BLOCK))
     elif p < 1.0:
         # No less than the mass of the groups' largest, and no more than `vocab` times that of a token as far away as
         # `reach`: what lies beyond it is less than what top-p drops. 0.01 is for rounding.
@@ -135,8 +152,8 @@ def reach_of_candidates(
         sums = tl.zeros([BLOCK], tl.float32)
         for tile in range(tl.cdiv(groups, BLOCK)):
             index = tile * BLOCK + lane
-            distances = largest - tl.load(maxima + index, mask=index < groups, other=float("-inf"))
-            sums += tl.where(distances <= farthest, tl.exp2(-distances * scale), 0.0)
-        bits = tl.log2(vocab.to(tl.float32)) - tl.log2(1.0 - p) - tl.log2(tl.sum(sums, axis=0)) + 0.01
-        reach = tl.minimum(farthest, tl.maximum(bits, 0.0) / scale)
+            distances = row.largest - tl.load(maxima + index, mask=index < groups, other=float("-inf"))
+            sums += tl.where(distances <= row.farthest, tl.exp2(-distances * row.scale), 0.0)
+        bits = tl.log2(row.vocab.to(tl.float32)) - tl.log2(1.0 - p) - tl.log2(tl.sum(sums, axis=0)) + 0.01
+        reach = tl.minimum(row.farthest, tl.maximum(bits, 0.0) / row.scale)
     return reach

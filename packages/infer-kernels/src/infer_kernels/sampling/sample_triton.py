@@ -32,9 +32,10 @@ from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.optional_triton import tl, triton
-from infer_kernels.sampling.pivot_search import load_logits, measure_cut, search_cut, smallest_within
+from infer_kernels.sampling.pivot_search import RowValues, load_logits, measure_cut, search_cut, smallest_within
 from infer_kernels.sampling.row_chunks import BLOCK, CHUNKS, WIDTH, launch_candidates, launch_maxima
 from infer_kernels.sampling.row_limits import (
+    LogitRow,
     distance_of_min_p,
     is_drawn,
     largest_of_groups,
@@ -55,34 +56,29 @@ _NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _find_cut(
-    source: tl.tensor,  # tiles of BLOCK values: the row's candidates, or the row
-    filled: tl.tensor,  # [BLOCK] int32: how many values each lane has
-    tiles: tl.tensor,
-    vocab: tl.tensor,
-    largest: tl.tensor,
-    scale: tl.tensor,
-    farthest: tl.tensor,  # distance that min-p allows
+    values: RowValues,  # the row's candidates, or the row
+    row: LogitRow,
     total: tl.tensor,  # mass of what min-p leaves
-    k: tl.tensor,  # `vocab` or more: no limit
+    k: tl.tensor,  # `row.vocab` or more: no limit
     p: tl.tensor,  # 1 or more: no limit
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The value that the row is cut at, and how many tokens of that value are kept."""
-    low, candidates = smallest_within(source, filled, tiles, largest, farthest, BLOCK)
+    low, candidates = smallest_within(values, row.farthest, BLOCK)
     ties_kept = candidates
-    if k < vocab:
+    if k < row.vocab:
         if candidates > k:
-            low = search_cut(source, filled, tiles, largest, 0.0, k.to(tl.float32), low, largest, BLOCK)
-        above, mass, ties = measure_cut(source, filled, tiles, largest, scale, low, BLOCK)
+            low = search_cut(values, 0.0, k.to(tl.float32), low, row.largest, BLOCK)
+        above, mass, ties = measure_cut(values, row.scale, low, BLOCK)
         ties_kept = tl.minimum(ties, k - above)
-        total = mass + ties_kept.to(tl.float32) * tl.exp2((low - largest) * scale)
+        total = mass + ties_kept.to(tl.float32) * tl.exp2((low - row.largest) * row.scale)
     if p < 1.0:
         wanted = p * total
-        cut = search_cut(source, filled, tiles, largest, scale, wanted, low, largest, BLOCK)
-        _, mass, ties = measure_cut(source, filled, tiles, largest, scale, cut, BLOCK)
+        cut = search_cut(values, row.scale, wanted, low, row.largest, BLOCK)
+        _, mass, ties = measure_cut(values, row.scale, cut, BLOCK)
         if cut == low:
             ties = tl.minimum(ties, ties_kept)
-        each = tl.exp2((cut - largest) * scale)
+        each = tl.exp2((cut - row.largest) * row.scale)
         # A quotient beyond int32 means all of them: only a mass lost to rounding asks for so many.
         needed = tl.minimum(tl.ceil((wanted - mass) / tl.maximum(each, 1e-37)), 1e9).to(tl.int32)
         ties_kept = tl.minimum(ties, tl.maximum(needed, 1))
@@ -92,9 +88,7 @@ def _find_cut(
 
 @triton.jit
 def _measure_listed_chunks(
-    lists: tl.tensor,  # [DEPTH, BLOCK], the row's candidates
-    filled: tl.tensor,  # [BLOCK] int32
-    largest: tl.tensor,
+    candidates: RowValues,
     scale: tl.tensor,
     cut: tl.tensor,
     BLOCK: tl.constexpr,
@@ -104,9 +98,9 @@ def _measure_listed_chunks(
     lane = tl.arange(0, BLOCK)
     masses = tl.zeros([BLOCK], tl.float32)
     ties = tl.zeros([BLOCK], tl.int32)
-    for tile in range(tl.max(filled, axis=0)):
-        values = load_logits(lists, tile * BLOCK + lane, tile < filled)
-        masses += tl.where(values > cut, tl.exp2((values - largest) * scale), 0.0)
+    for tile in range(tl.max(candidates.filled, axis=0)):
+        values = load_logits(candidates.at, tile * BLOCK + lane, tile < candidates.filled)
+        masses += tl.where(values > cut, tl.exp2((values - candidates.largest) * scale), 0.0)
         ties += (values == cut).to(tl.int32)
     by_chunk: tl.constexpr = (CHUNKS, BLOCK // CHUNKS)
     return tl.sum(tl.reshape(masses, by_chunk), axis=1), tl.sum(tl.reshape(ties, by_chunk), axis=1)
@@ -114,11 +108,8 @@ def _measure_listed_chunks(
 
 @triton.jit
 def _measure_chunks_of_row(
-    logits: tl.tensor,  # [vocab], the row
-    vocab: tl.tensor,
+    row: LogitRow,
     tiles_per_chunk: tl.tensor,
-    largest: tl.tensor,
-    scale: tl.tensor,
     cut: tl.tensor,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -128,10 +119,10 @@ def _measure_chunks_of_row(
     chunk = tl.arange(0, CHUNKS)
     masses = tl.zeros([CHUNKS], tl.float32)
     ties = tl.zeros([CHUNKS], tl.int32)
-    for tile in range(tl.cdiv(vocab, BLOCK)):
+    for tile in range(tl.cdiv(row.vocab, BLOCK)):
         token = tile * BLOCK + lane
-        values = load_logits(logits, token, token < vocab)
-        mass = tl.sum(tl.where(values > cut, tl.exp2((values - largest) * scale), 0.0), axis=0)
+        values = load_logits(row.logits, token, token < row.vocab)
+        mass = tl.sum(tl.where(values > cut, tl.exp2((values - row.largest) * row.scale), 0.0), axis=0)
         here = chunk == tile // tiles_per_chunk
         masses += tl.where(here, mass, 0.0)
         ties += tl.where(here, tl.sum((values == cut).to(tl.int32), axis=0), 0)
@@ -140,15 +131,11 @@ def _measure_chunks_of_row(
 
 @triton.jit
 def _draw_token(
-    logits: tl.tensor,  # [vocab], the row
-    vocab: tl.tensor,
+    row: LogitRow,
     first_tile: tl.tensor,  # of the chunk in which the draw falls
     last_tile: tl.tensor,
     running: tl.tensor,  # fp64: mass before the chunk
     ties_seen: tl.tensor,  # before the chunk
-    largest: tl.tensor,
-    scale: tl.tensor,
-    farthest: tl.tensor,  # distance that min-p allows
     cut: tl.tensor,
     ties_kept: tl.tensor,
     target: tl.tensor,  # fp64: the share of the mass that the draw stands for
@@ -156,16 +143,16 @@ def _draw_token(
 ) -> tl.tensor:
     """The first id up to which the kept tokens' mass exceeds `target`; the chunk's last, should rounding hide it."""
     lane = tl.arange(0, BLOCK)
-    mass_of_tie = tl.exp2((cut - largest) * scale)
+    mass_of_tie = tl.exp2((cut - row.largest) * row.scale)
     drawn_tile = first_tile
     mass_before = running
     ties_before = ties_seen
     tile = first_tile
     while tile <= last_tile:
-        values = load_logits(logits, tile * BLOCK + lane, tile * BLOCK + lane < vocab)
-        distances = largest - values
-        weights = tl.exp2(-distances * scale)
-        mass = tl.sum(tl.where((values > cut) & (distances <= farthest), weights, 0.0), axis=0)
+        values = load_logits(row.logits, tile * BLOCK + lane, tile * BLOCK + lane < row.vocab)
+        distances = row.largest - values
+        weights = tl.exp2(-distances * row.scale)
+        mass = tl.sum(tl.where((values > cut) & (distances <= row.farthest), weights, 0.0), axis=0)
         ties = tl.sum((values == cut).to(tl.int32), axis=0)
         mass += tl.minimum(ties, tl.maximum(ties_kept - ties_seen, 0)).to(tl.float32) * mass_of_tie
         if mass > 0.0:
@@ -177,12 +164,12 @@ def _draw_token(
         tile = tl.where(running > target, last_tile + 1, tile + 1)
 
     token = drawn_tile * BLOCK + lane
-    values = load_logits(logits, token, token < vocab)
-    distances = largest - values
+    values = load_logits(row.logits, token, token < row.vocab)
+    distances = row.largest - values
     tied = values == cut
     within = ties_before + tl.cumsum(tied.to(tl.int32), axis=0) <= ties_kept
-    kept = ((values > cut) & (distances <= farthest)) | (tied & within)
-    weights = tl.where(kept, tl.exp2(-distances * scale), 0.0)
+    kept = ((values > cut) & (distances <= row.farthest)) | (tied & within)
+    weights = tl.where(kept, tl.exp2(-distances * row.scale), 0.0)
     exceeds = (tl.cumsum(weights, axis=0) > (target - mass_before).to(tl.float32)) & (weights > 0.0)
     first = tl.min(tl.where(exceeds, token, _NO_TOKEN), axis=0)
     last = tl.max(tl.where(weights > 0.0, token, 0), axis=0)
@@ -221,6 +208,7 @@ def _draw_kernel(
     if is_drawn(largest, temperature):
         scale = scale_of(temperature)
         farthest = distance_of_min_p(min_p, row, scale)
+        logit_row = LogitRow(logits, vocab, largest, scale, farthest)
         chunk = tl.arange(0, CHUNKS)
         chunks = tl.cdiv(vocab, BLOCK * tiles_per_chunk)
         chunk_masses = tl.load(masses + row * CHUNKS + chunk, mask=chunk < chunks, other=0.0)
@@ -243,13 +231,12 @@ def _draw_kernel(
                     source = logits
                     filled = (vocab - lane + BLOCK - 1) // BLOCK
                     tiles = tl.cdiv(vocab, BLOCK)
-                cut, ties_kept = _find_cut(source, filled, tiles, vocab, largest, scale, farthest, total, k, p, BLOCK)
+                cut, ties_kept = _find_cut(RowValues(source, filled, tiles, largest), logit_row, total, k, p, BLOCK)
                 if is_listed:
-                    chunk_masses, chunk_ties = _measure_listed_chunks(lists, filled, largest, scale, cut, BLOCK, CHUNKS)
+                    candidates = RowValues(lists, filled, tiles, largest)
+                    chunk_masses, chunk_ties = _measure_listed_chunks(candidates, scale, cut, BLOCK, CHUNKS)
                 else:
-                    chunk_masses, chunk_ties = _measure_chunks_of_row(
-                        logits, vocab, tiles_per_chunk, largest, scale, cut, BLOCK, CHUNKS
-                    )
+                    chunk_masses, chunk_ties = _measure_chunks_of_row(logit_row, tiles_per_chunk, cut, BLOCK, CHUNKS)
         ties_before = tl.cumsum(chunk_ties, axis=0) - chunk_ties
         kept_ties = tl.minimum(chunk_ties, tl.maximum(ties_kept - ties_before, 0))
         chunk_masses += kept_ties.to(tl.float32) * tl.exp2((cut - largest) * scale)
@@ -264,8 +251,8 @@ def _draw_kernel(
         mass_before = tl.sum(tl.where(is_drawn_chunk, running - chunk_masses.to(tl.float64), 0.0), axis=0)
         ties_seen = tl.sum(tl.where(is_drawn_chunk, ties_before, 0), axis=0)
         drawn = _draw_token(
-            logits, vocab, drawn_chunk * tiles_per_chunk, (drawn_chunk + 1) * tiles_per_chunk - 1,
-            mass_before, ties_seen, largest, scale, farthest, cut, ties_kept, target, BLOCK,
+            logit_row, drawn_chunk * tiles_per_chunk, (drawn_chunk + 1) * tiles_per_chunk - 1,
+            mass_before, ties_seen, cut, ties_kept, target, BLOCK,
         )  # fmt: skip
         tl.store(out + row, drawn.to(tl.int64))
     else:

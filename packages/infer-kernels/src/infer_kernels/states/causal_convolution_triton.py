@@ -11,12 +11,13 @@ bits on nothing but its own inputs.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from infer_kernels.integers import cdiv
 from infer_kernels.optional_triton import tl, triton
+from infer_kernels.states.beginning_triton import StateSequences
 from infer_kernels.states.state_rows import StateRows
 
 _ROWS = 8
@@ -25,42 +26,56 @@ _SEQS = 128
 """Sequences that are counted at once."""
 
 
+class _Inputs(NamedTuple):
+    """Inputs of some channels, in the step and before it.
+
+    Attributes:
+        x: pointer to [tokens, channels], or [tokens, 3 * channels]: b, c and x.
+        state: pointer to [slots, WIDTH - 1, channels].
+        channel: [CHANNELS], the channels.
+        channels: number of all channels.
+        x_stride: elements from a token to the next.
+        state_stride_slot: elements from a slot to the next.
+        state_stride_row: elements from an input to the next.
+    """
+
+    x: tl.tensor
+    state: tl.tensor
+    channel: tl.tensor
+    channels: tl.tensor
+    x_stride: tl.tensor
+    state_stride_slot: tl.tensor
+    state_stride_row: tl.tensor
+
+
 @triton.jit
 def _load_inputs(
-    x: tl.tensor,
-    state: tl.tensor,
+    inputs: _Inputs,
     position: tl.tensor,  # [ROWS]: rows of the batch, or as many before the sequence's first row
     first: tl.tensor,  # [ROWS]: the first row of the sequence
     from_slot: tl.tensor,  # int64 [ROWS], or -1
     in_use: tl.tensor,  # [ROWS]
-    channel: tl.tensor,  # [CHANNELS]
-    channels: tl.tensor,
-    x_stride: tl.tensor,
-    state_stride_slot: tl.tensor,
-    state_stride_row: tl.tensor,
     NUM_BEFORE: tl.constexpr,
     GATED: tl.constexpr,
 ) -> tl.tensor:
     """Inputs of the step where `position` lies in it, and of the state elsewhere: [ROWS, CHANNELS]."""
-    is_channel = (channel < channels)[None, :]
+    is_channel = (inputs.channel < inputs.channels)[None, :]
     in_step = position >= first
     of_step = (in_use & in_step)[:, None] & is_channel
-    x_at = x + (position.to(tl.int64) * x_stride)[:, None] + channel[None, :]
+    x_at = inputs.x + (position.to(tl.int64) * inputs.x_stride)[:, None] + inputs.channel[None, :]
     current = tl.load(x_at, mask=of_step, other=0.0)
     if GATED:
-        values = tl.load(x_at + 2 * channels, mask=of_step, other=0.0)
-        current = (current.to(tl.float32) * values.to(tl.float32)).to(x.dtype.element_ty)
+        values = tl.load(x_at + 2 * inputs.channels, mask=of_step, other=0.0)
+        current = (current.to(tl.float32) * values.to(tl.float32)).to(inputs.x.dtype.element_ty)
     of_state = (in_use & (position < first) & (from_slot >= 0))[:, None] & is_channel
-    before = from_slot * state_stride_slot + (position - first + NUM_BEFORE) * state_stride_row
-    earlier = tl.load(state + before[:, None] + channel[None, :], mask=of_state, other=0.0)
+    before = from_slot * inputs.state_stride_slot + (position - first + NUM_BEFORE) * inputs.state_stride_row
+    earlier = tl.load(inputs.state + before[:, None] + inputs.channel[None, :], mask=of_state, other=0.0)
     return tl.where(in_step[:, None], current, earlier)
 
 
 @triton.jit
 def _beginning(
-    query_start: tl.tensor,
-    read: tl.tensor,
-    write: tl.tensor,
+    sequences: StateSequences,
     seq: tl.tensor,  # [ROWS]
     in_use: tl.tensor,  # [ROWS]
     NUM_BEFORE: tl.constexpr,
@@ -69,16 +84,16 @@ def _beginning(
 
     A sequence that others go on from has rows, so none further back than `NUM_BEFORE` sequences is needed.
     """
-    first = tl.load(query_start + seq, mask=in_use, other=0)
-    from_slot = tl.load(read + seq, mask=in_use, other=-1)
+    first = tl.load(sequences.query_start + seq, mask=in_use, other=0)
+    from_slot = tl.load(sequences.read + seq, mask=in_use, other=-1)
     goes_on = in_use
     slot = from_slot
     for back in tl.static_range(NUM_BEFORE):
         has_one = in_use & (seq > back)
         before = seq - 1 - back
-        goes_on = goes_on & (slot >= 0) & (slot == tl.load(write + before, mask=has_one, other=-2))
-        slot = tl.load(read + before, mask=has_one, other=-1)
-        first = tl.where(goes_on, tl.load(query_start + before, mask=has_one, other=0), first)
+        goes_on = goes_on & (slot >= 0) & (slot == tl.load(sequences.write + before, mask=has_one, other=-2))
+        slot = tl.load(sequences.read + before, mask=has_one, other=-1)
+        first = tl.where(goes_on, tl.load(sequences.query_start + before, mask=has_one, other=0), first)
         from_slot = tl.where(goes_on, slot, from_slot)
     return first, from_slot.to(tl.int64)
 
@@ -120,21 +135,15 @@ def _causal_convolution_kernel(
             end = tl.load(query_start + 1 + each, mask=each < num_seqs, other=2147483647)
             seq += tl.sum((end[None, :] <= row[:, None]).to(tl.int32), axis=1)
         in_use = (seq < num_seqs) & (row < tokens)
-        first, from_slot = _beginning(query_start, read, write, seq, in_use, WIDTH - 1)
+        first, from_slot = _beginning(StateSequences(query_start, read, write), seq, in_use, WIDTH - 1)
         y = tl.zeros((ROWS, CHANNELS), tl.float32)
         for tap in tl.static_range(WIDTH):
             inputs = _load_inputs(
-                x,
-                state,
+                _Inputs(x, state, channel, channels, x_stride, state_stride_slot, state_stride_row),
                 row - (WIDTH - 1) + tap,
                 first,
                 from_slot,
                 in_use,
-                channel,
-                channels,
-                x_stride,
-                state_stride_slot,
-                state_stride_row,
                 WIDTH - 1,
                 GATED,
             )
@@ -157,21 +166,15 @@ def _causal_convolution_kernel(
         in_batch = seq < num_seqs
         to_slot = tl.load(write + seq, mask=in_batch, other=-1).to(tl.int64)
         is_kept = to_slot >= 0
-        first, from_slot = _beginning(query_start, read, write, seq, is_kept, WIDTH - 1)
+        first, from_slot = _beginning(StateSequences(query_start, read, write), seq, is_kept, WIDTH - 1)
         end = tl.load(query_start + seq + 1, mask=is_kept, other=0)
         for place in tl.static_range(WIDTH - 1):
             inputs = _load_inputs(
-                x,
-                state,
+                _Inputs(x, state, channel, channels, x_stride, state_stride_slot, state_stride_row),
                 end - (WIDTH - 1) + place,
                 first,
                 from_slot,
                 is_kept,
-                channel,
-                channels,
-                x_stride,
-                state_stride_slot,
-                state_stride_row,
                 WIDTH - 1,
                 GATED,
             )

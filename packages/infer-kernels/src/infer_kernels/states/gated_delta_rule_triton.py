@@ -29,7 +29,7 @@ from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.optional_triton import tl, triton
-from infer_kernels.states.beginning_triton import beginning
+from infer_kernels.states.beginning_triton import StateSequences, beginning
 from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
@@ -75,20 +75,13 @@ def _joined(first: tl.tensor, second: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _sum_over_keys(
-    s0: tl.tensor,  # [keys of a lane / 4, lanes, columns]
-    s1: tl.tensor,
-    s2: tl.tensor,
-    s3: tl.tensor,
-    x0: tl.tensor,  # [keys of a lane / 4, lanes]
-    x1: tl.tensor,
-    x2: tl.tensor,
-    x3: tl.tensor,
+    s: tl.tuple,  # four parts [keys of a lane / 4, lanes, columns]
+    x: tl.tuple,  # four parts [keys of a lane / 4, lanes]
 ) -> tl.tensor:
     """S^T x: [columns]."""
-    products = s0 * x0[:, :, None]
-    products = tl.fma(s1, tl.broadcast_to(x1[:, :, None], s1.shape), products)
-    products = tl.fma(s2, tl.broadcast_to(x2[:, :, None], s2.shape), products)
-    products = tl.fma(s3, tl.broadcast_to(x3[:, :, None], s3.shape), products)
+    products = s[0] * x[0][:, :, None]
+    for part in tl.static_range(1, 4):
+        products = tl.fma(s[part], tl.broadcast_to(x[part][:, :, None], s[part].shape), products)
     return tl.sum(tl.sum(products, axis=0), axis=0)
 
 
@@ -134,7 +127,7 @@ def _gated_delta_rule_kernel(
     head = tl.program_id(1)
     seq = tl.program_id(2)
     value_heads = tl.num_programs(1)
-    first, from_slot = beginning(query_start, read, write, seq)
+    first, from_slot = beginning(StateSequences(query_start, read, write), seq)
     end = tl.load(query_start + seq + 1)
     # States are large: a slot's address needs 64 bits.
     from_slot, to_slot = from_slot.to(tl.int64), tl.load(write + seq).to(tl.int64)
@@ -184,8 +177,8 @@ def _gated_delta_rule_kernel(
         q_times_k = _sum_of(q * k) * (q_norm * k_norm)
         q0, q1, q2, q3 = _quarters(q)
         k0, k1, k2, k3 = _quarters(k)
-        known = _sum_over_keys(s0, s1, s2, s3, k0, k1, k2, k3) * (k_norm * decay)
-        seen = _sum_over_keys(s0, s1, s2, s3, q0, q1, q2, q3) * (q_norm * decay)
+        known = _sum_over_keys((s0, s1, s2, s3), (k0, k1, k2, k3)) * (k_norm * decay)
+        seen = _sum_over_keys((s0, s1, s2, s3), (q0, q1, q2, q3)) * (q_norm * decay)
         delta = (v - known) * beta
         tl.store(out_at, (seen + q_times_k * delta).to(out.dtype.element_ty), mask=in_head)
         out_at += value_heads * VALUE_DIM

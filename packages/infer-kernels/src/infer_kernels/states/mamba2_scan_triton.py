@@ -16,7 +16,7 @@ from torch import Tensor
 
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.optional_triton import tl, triton
-from infer_kernels.states.beginning_triton import beginning
+from infer_kernels.states.beginning_triton import StateSequences, beginning
 from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
@@ -52,7 +52,7 @@ def _mamba2_scan_kernel(
     COLUMNS: tl.constexpr,
 ) -> None:
     seq, head = tl.program_id(0), tl.program_id(1)
-    first, source = beginning(query_start, read, write, seq)
+    first, source = beginning(StateSequences(query_start, read, write), seq)
     first, source, end = first.to(tl.int64), source.to(tl.int64), tl.load(query_start + seq + 1).to(tl.int64)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)

@@ -19,6 +19,7 @@ Precision: fp32.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from infer_kernels.attention.triton import operands
 from infer_kernels.attention.triton.online_softmax import UNSEEN
 from infer_kernels.optional_triton import tl, triton
 
@@ -28,9 +29,7 @@ _SUMS = tl.constexpr(4096)  # elements of sums loaded at once: 32 registers of 1
 
 @triton.jit
 def join_splits(
-    partial_sums: tl.tensor,  # fp32 [items, q_heads, head_dim]
-    partial_maxima: tl.tensor,  # fp32 [items, q_heads]
-    partial_totals: tl.tensor,  # fp32 [items, q_heads]
+    partials: operands.Partials,
     first_item: tl.tensor,  # of the sequence
     num_splits: tl.tensor,
     head: tl.tensor,  # [HEADS]
@@ -50,7 +49,7 @@ def join_splits(
         split = start + tl.arange(0, wide)
         at = (first_item + split)[:, None] * q_heads + head[None, :]
         mask = (split < num_splits)[:, None] & in_heads[None, :]
-        found = tl.load(partial_maxima + at, mask=mask, other=UNSEEN, cache_modifier=".cg")
+        found = tl.load(partials.maxima + at, mask=mask, other=UNSEEN, cache_modifier=".cg")
         maxima = tl.maximum(maxima, found)
     maximum = tl.max(maxima, 0)
 
@@ -60,10 +59,10 @@ def join_splits(
         split = start + tl.arange(0, lanes)
         at = (first_item + split)[:, None] * q_heads + head[None, :]
         mask = (split < num_splits)[:, None] & in_heads[None, :]
-        found = tl.load(partial_maxima + at, mask=mask, other=UNSEEN, cache_modifier=".cg")
-        totals = tl.load(partial_totals + at, mask=mask, other=0.0, cache_modifier=".cg")
+        found = tl.load(partials.maxima + at, mask=mask, other=UNSEEN, cache_modifier=".cg")
+        totals = tl.load(partials.totals + at, mask=mask, other=0.0, cache_modifier=".cg")
         tile_sums = tl.load(
-            partial_sums + at[:, :, None] * HEAD_DIM + column[None, None, :],
+            partials.sums + at[:, :, None] * HEAD_DIM + column[None, None, :],
             mask=mask[:, :, None] & (column < HEAD_DIM)[None, None, :],
             other=0.0,
             cache_modifier=".cg",

@@ -1,8 +1,8 @@
 """The loop over a sequence's keys with online softmax, in Triton.
 
-A tile is TILE keys at positions that are multiples of TILE, wherever a program starts and whatever the block size. A
-tile in which a row sees no key leaves that row exactly as it was. So a row's bits depend on its own position and keys
-alone: not on the chunk that it was computed in, on its neighbors or on the blocks that hold its keys.
+A tile's keys lie at positions from a multiple of their number on, wherever a program starts and whatever the block
+size. A tile in which a row sees no key leaves that row exactly as it was. So a row's bits depend on its own position
+and keys alone: not on the chunk that it was computed in, on its neighbors or on the blocks that hold its keys.
 
     tiles of keys   |  every row sees every key  | diagonal, end of sequence |     with a window: all tiles
     masks           |             no             |            yes            |     are masked and loaded by
@@ -25,6 +25,7 @@ multiplied in full precision, not TF32. Online softmax: Milakov and Gimelshein, 
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from infer_kernels.attention.triton import operands
 from infer_kernels.optional_triton import tl, triton
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -35,8 +36,8 @@ _UNLIFT = tl.constexpr(2.0**-15)
 
 @triton.jit
 def _as_fp16(
-    queries: tl.tensor,  # bf16 [BLOCK_M, BLOCK_D]
-    scale: tl.tensor,  # [BLOCK_M]
+    queries: tl.tensor,  # bf16 [rows, columns]
+    scale: tl.tensor,  # [rows]
 ) -> tl.tuple:
     """Queries in fp16, each row times the power of two that brings its largest to 2^14, and `scale` divided by it.
 
@@ -64,16 +65,14 @@ def _block_ids(
     table: tl.tensor,  # one sequence's row of the block table
     key: tl.tensor,  # a tile's first position
     keys_stop: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    shape: operands.TileShape,
 ) -> tl.tensor:
-    """The block of a tile (WHOLE: it lies in one), or the block of each of its keys, int64."""
-    if WHOLE:
-        return tl.load(table + key // BLOCK_SIZE).to(tl.int64)
+    """The block of a whole tile, or the block of each of its keys, int64."""
+    if shape.whole:
+        return tl.load(table + key // shape.block_size).to(tl.int64)
     else:  # noqa: RET505 - both are compiled, and must agree in type, where the branch is not an `else`
-        position = key + tl.arange(0, TILE)
-        return tl.load(table + position // BLOCK_SIZE, mask=position < keys_stop, other=0).to(tl.int64)
+        position = key + tl.arange(0, shape.keys)
+        return tl.load(table + position // shape.block_size, mask=position < keys_stop, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -81,87 +80,72 @@ def _cache_rows(
     block: tl.tensor,  # from _block_ids
     key: tl.tensor,  # the tile's first position
     kv_head: tl.tensor,
-    strides: tl.tuple,  # of the cache: block, head, token
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    cache: operands.Cache,
+    shape: operands.TileShape,
 ) -> tl.tensor:
-    """Offsets of a tile's keys in a cache, [TILE]."""
-    if WHOLE:
-        first = block * strides[0] + kv_head.to(tl.int64) * strides[1] + key % BLOCK_SIZE * strides[2]
-        return first + tl.arange(0, TILE) * strides[2]
+    """Offsets of a tile's keys in a cache, [keys]."""
+    if shape.whole:
+        at_head = block * cache.block_stride + kv_head.to(tl.int64) * cache.head_stride
+        first = at_head + key % shape.block_size * cache.token_stride
+        return first + tl.arange(0, shape.keys) * cache.token_stride
     else:  # noqa: RET505 - as above
-        offset = ((key + tl.arange(0, TILE)) % BLOCK_SIZE).to(tl.int64)
-        return block * strides[0] + kv_head.to(tl.int64) * strides[1] + offset * strides[2]
+        offset = ((key + tl.arange(0, shape.keys)) % shape.block_size).to(tl.int64)
+        at_head = block * cache.block_stride + kv_head.to(tl.int64) * cache.head_stride
+        return at_head + offset * cache.token_stride
 
 
 @triton.jit
 def _online_softmax_loop(
-    maximum: tl.tensor,  # fp32 [BLOCK_M], of the scores in units of log2
-    total: tl.tensor,  # fp32 [BLOCK_M], sum of the weights
-    accumulator: tl.tensor,  # fp32 [BLOCK_M, BLOCK_D], weighted sum of the values
-    block: tl.tensor,  # of the first tile, from _block_ids
+    softmax: operands.RunningSoftmax,
+    first_block: tl.tensor,  # of the first tile, from _block_ids
     start: tl.tensor,  # the first tile's first position
     stop: tl.tensor,  # one past the last position
     keys_start: tl.tensor,  # the first position that may be read
     keys_stop: tl.tensor,  # one past the last
-    queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
-    position: tl.tensor,  # [BLOCK_M], of each row
-    table: tl.tensor,  # one sequence's row of the block table
-    kv_head: tl.tensor,
-    kv_heads: tl.tensor,
-    k_cache: tl.tensor,  # [blocks, kv_heads, BLOCK_SIZE, head_dim]
-    v_cache: tl.tensor,  # the same shape
-    k_tiles: tl.tensor,  # descriptor of k_cache as [blocks * kv_heads * BLOCK_SIZE, head_dim] (DESCRIPTORS)
-    v_tiles: tl.tensor,  # of v_cache
-    k_strides: tl.tuple,  # of k_cache: block, head, token
-    v_strides: tl.tuple,
-    scale: tl.tensor,  # [BLOCK_M], of each row
-    soft_cap: tl.tensor,
-    window: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    queries: tl.tensor,  # [rows, columns]
+    position: tl.tensor,  # [rows], of each row
+    cache: operands.SequenceCache,
+    scoring: operands.Scoring,
+    shape: operands.TileShape,
     LIFT: tl.constexpr,  # weights are 2^LIFT times themselves
     MASKED: tl.constexpr,
     NUM_STAGES: tl.constexpr,  # None: those of the launch
 ) -> tl.tuple:
-    """Take the tiles from `start` to `stop` into the running softmax: (maximum, total, accumulator, next block)."""
-    column = tl.arange(0, BLOCK_D)
+    """Take the tiles from `start` to `stop` into the running softmax: (its three fields, next block)."""
+    maximum, total, accumulator = softmax
+    block, scale = first_block, scoring.scale
+    column = tl.arange(0, shape.columns)
     # In units of log2, for exp2.
-    log2_scale = tl.full(scale.shape, LOG2_E, tl.float32) if CAPPED else scale * LOG2_E
-    for key in tl.range(start, stop, TILE, num_stages=NUM_STAGES):
+    log2_scale = tl.full(scale.shape, LOG2_E, tl.float32) if shape.capped else scale * LOG2_E
+    for key in tl.range(start, stop, shape.keys, num_stages=NUM_STAGES):
         tile_block = block
-        block = _block_ids(table, key + TILE, keys_stop, BLOCK_SIZE, TILE, WHOLE)
-        key_position = key + tl.arange(0, TILE)
-        exists = (column < HEAD_DIM)[None, :]
+        block = _block_ids(cache.table, key + shape.keys, keys_stop, shape)
+        key_position = key + tl.arange(0, shape.keys)
+        exists = (column < shape.head_dim)[None, :]
         if MASKED:
             exists = exists & ((key_position >= keys_start) & (key_position < keys_stop))[:, None]
-        if DESCRIPTORS and not MASKED:
-            row = ((tile_block * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE).to(tl.int32)
-            keys = k_tiles.load([row, 0])
-            values = v_tiles.load([row, 0])
+        if shape.descriptors and not MASKED:
+            first = (tile_block * cache.kv_heads + cache.kv_head) * shape.block_size
+            row = (first + key % shape.block_size).to(tl.int32)
+            keys = cache.k.tiles.load([row, 0])
+            values = cache.v.tiles.load([row, 0])
         else:
-            k_row = _cache_rows(tile_block, key, kv_head, k_strides, BLOCK_SIZE, TILE, WHOLE)
-            v_row = _cache_rows(tile_block, key, kv_head, v_strides, BLOCK_SIZE, TILE, WHOLE)
-            keys = tl.load(k_cache + k_row[:, None] + column[None, :], mask=exists, other=0.0)
-            values = tl.load(v_cache + v_row[:, None] + column[None, :], mask=exists, other=0.0)
+            k_row = _cache_rows(tile_block, key, cache.kv_head, cache.k, shape)
+            v_row = _cache_rows(tile_block, key, cache.kv_head, cache.v, shape)
+            keys = tl.load(cache.k.at + k_row[:, None] + column[None, :], mask=exists, other=0.0)
+            values = tl.load(cache.v.at + v_row[:, None] + column[None, :], mask=exists, other=0.0)
         if keys.dtype == tl.float8e4nv:
             keys, values = _numbers_of_codes(keys, queries.dtype), _numbers_of_codes(values, queries.dtype)
-        scores = tl.dot(queries, keys.T, input_precision=PRECISION)
-        if CAPPED:
+        scores = tl.dot(queries, keys.T, input_precision=shape.precision)
+        if shape.capped:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), finite at both ends.
-            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (scale * (2.0 * LOG2_E) / soft_cap)[:, None]) + 1.0))
+            scores = scoring.soft_cap * (
+                1.0 - 2.0 / (tl.exp2(scores * (scale * (2.0 * LOG2_E) / scoring.soft_cap)[:, None]) + 1.0)
+            )
         if MASKED:
             visible = key_position[None, :] <= position[:, None]
-            if WINDOWED:
-                visible &= key_position[None, :] > position[:, None] - window
+            if shape.windowed:
+                visible &= key_position[None, :] > position[:, None] - scoring.window
             scores = tl.where(visible, scores, UNSEEN)
         higher = tl.maximum(maximum, tl.max(scores, 1) * log2_scale)
         offset = -higher + LIFT if LIFT else -higher
@@ -173,25 +157,24 @@ def _online_softmax_loop(
         decay = tl.exp2(maximum - higher)
         total = total * decay + tl.sum(weights, 1)
         accumulator = accumulator * decay[:, None]
-        accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision=PRECISION)
+        accumulator = tl.dot(weights.to(values.dtype), values, accumulator, input_precision=shape.precision)
         maximum = higher
     return maximum, total, accumulator, block
 
 
 @triton.jit
 def add_sinks(
-    maximum: tl.tensor,  # fp32 [BLOCK_M], of the scores in units of log2
-    total: tl.tensor,  # fp32 [BLOCK_M], sum of the weights
-    accumulator: tl.tensor,  # fp32 [BLOCK_M, BLOCK_D], weighted sum of the values
+    softmax: operands.RunningSoftmax,
     sinks: tl.tensor,  # [q_heads]
-    head: tl.tensor,  # [BLOCK_M], of each row
-    mask: tl.tensor,  # [BLOCK_M], rows that have a head
+    head: tl.tensor,  # [rows], of each row
+    mask: tl.tensor,  # [rows], those that have a head
 ) -> tl.tuple:
     """Take each row's sink, a score without a value, into its softmax: (total, accumulator).
 
     It comes after the last key, not before the first: the loop does without it, and a row does not depend on where
     tiles and splits begin.
     """
+    maximum, total, accumulator = softmax
     sink = tl.load(sinks + head, mask=mask, other=0.0).to(tl.float32) * LOG2_E
     higher = tl.maximum(maximum, sink)
     decay = tl.exp2(maximum - higher)
@@ -200,12 +183,12 @@ def add_sinks(
 
 @triton.jit
 def weighted_mean(
-    total: tl.tensor,  # fp32 [BLOCK_M], sum of the weights
-    accumulator: tl.tensor,  # fp32 [BLOCK_M, BLOCK_D], weighted sum of the values, or of their fp8 codes
+    total: tl.tensor,  # fp32 [rows], sum of the weights
+    accumulator: tl.tensor,  # fp32 [rows, columns], weighted sum of the values, or of their fp8 codes
     v_scale: tl.tensor,  # of an fp8 cache
     v_cache: tl.tensor,
 ) -> tl.tensor:
-    """Return what a row attends to, fp32 [BLOCK_M, BLOCK_D]."""
+    """Return what a row attends to, fp32 [rows, columns]."""
     mean = accumulator / total[:, None]
     if v_cache.dtype.element_ty == tl.float8e4nv:
         mean = mean * v_scale
@@ -214,68 +197,46 @@ def weighted_mean(
 
 @triton.jit
 def online_softmax(
-    queries: tl.tensor,  # [BLOCK_M, BLOCK_D]
-    position: tl.tensor,  # [BLOCK_M], of each row
+    queries: tl.tensor,  # [rows, columns]
+    position: tl.tensor,  # [rows], of each row
     first_position: tl.tensor,  # the least
-    start: tl.tensor,  # the first position to read, a multiple of TILE
+    start: tl.tensor,  # the first position to read, a multiple of `shape.keys`
     stop: tl.tensor,  # one past the last
-    table: tl.tensor,  # one sequence's row of the block table
-    kv_head: tl.tensor,
-    kv_heads: tl.tensor,
-    k_cache: tl.tensor,  # these and what follows as in _online_softmax_loop
-    v_cache: tl.tensor,
-    k_tiles: tl.tensor,
-    v_tiles: tl.tensor,
-    k_strides: tl.tuple,
-    v_strides: tl.tuple,
-    scale: tl.tensor,
-    soft_cap: tl.tensor,
-    window: tl.tensor,
-    BLOCK_M: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ONE_LOOP: tl.constexpr,  # mask all tiles
+    cache: operands.SequenceCache,
+    scoring: operands.Scoring,
+    shape: operands.TileShape,
 ) -> tl.tuple:
-    """Attend to the keys from `start` to `stop`: (maximum, total, accumulator) as in `_online_softmax_loop`."""
-    scale = tl.full([BLOCK_M], 1.0, tl.float32) * scale
+    """Attend to the keys from `start` to `stop`: the fields of `RunningSoftmax`."""
+    scale = tl.full([shape.rows], 1.0, tl.float32) * scoring.scale
     in_fp16: tl.constexpr = (
-        k_cache.dtype.element_ty == tl.float8e4nv and queries.dtype == tl.bfloat16 and BLOCK_M * BLOCK_D <= 16384
+        cache.k.at.dtype.element_ty == tl.float8e4nv
+        and queries.dtype == tl.bfloat16
+        and shape.rows * shape.columns <= 16384
     )
     lift: tl.constexpr = _LIFT if in_fp16 else 0
     if in_fp16:
         queries, scale = _as_fp16(queries, scale)
-    maximum = tl.full([BLOCK_M], UNSEEN, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    block = _block_ids(table, start, stop, BLOCK_SIZE, TILE, WHOLE)
+    maximum = tl.full([shape.rows], UNSEEN, tl.float32)
+    total = tl.zeros([shape.rows], tl.float32)
+    accumulator = tl.zeros([shape.rows, shape.columns], tl.float32)
+    block = _block_ids(cache.table, start, stop, shape)
     keys_start = start
-    if WINDOWED:
+    if shape.windowed:
         # Blocks before the window may have been given to others.
-        keys_start = tl.maximum(0, first_position - window + 1)
+        keys_start = tl.maximum(0, first_position - scoring.window + 1)
     whole_stop = start
-    if not ONE_LOOP:
-        whole_stop = tl.maximum(start, tl.minimum(first_position + 1, stop) // TILE * TILE)
+    if not shape.one_loop:
+        whole_stop = tl.maximum(start, tl.minimum(first_position + 1, stop) // shape.keys * shape.keys)
         maximum, total, accumulator, block = _online_softmax_loop(
-            maximum, total, accumulator, block, start, whole_stop, keys_start, stop,
-            queries, position, table, kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles, k_strides, v_strides,
-            scale, soft_cap, window,
-            HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, lift, MASKED=False,
-            NUM_STAGES=None,
+            operands.RunningSoftmax(maximum, total, accumulator), block, start, whole_stop, keys_start, stop,
+            queries, position, cache, operands.Scoring(scale, scoring.soft_cap, scoring.window), shape,
+            lift, MASKED=False, NUM_STAGES=None,
         )  # fmt: skip
     # The masked tiles at the end are few: loads in flight would cost more in registers than they hide.
     maximum, total, accumulator, block = _online_softmax_loop(
-        maximum, total, accumulator, block, whole_stop, stop, keys_start, stop,
-        queries, position, table, kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles, k_strides, v_strides,
-        scale, soft_cap, window,
-        HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, lift, MASKED=True,
-        NUM_STAGES=None if ONE_LOOP else 1,
+        operands.RunningSoftmax(maximum, total, accumulator), block, whole_stop, stop, keys_start, stop,
+        queries, position, cache, operands.Scoring(scale, scoring.soft_cap, scoring.window), shape,
+        lift, MASKED=True, NUM_STAGES=None if shape.one_loop else 1,
     )  # fmt: skip
     if in_fp16:
         total, accumulator = total * _UNLIFT, accumulator * _UNLIFT

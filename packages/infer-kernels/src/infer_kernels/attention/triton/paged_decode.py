@@ -32,6 +32,7 @@ Precision: that of `online_softmax.py`; splits are joined in fp32; one rounding 
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from infer_kernels.attention.triton import operands
 from infer_kernels.attention.triton.join_splits import join_splits
 from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax, weighted_mean
 from infer_kernels.optional_triton import tl, triton
@@ -42,32 +43,26 @@ SPLIT = 256
 
 @triton.jit
 def _load_sequence(
-    work: tl.tensor,  # as in the kernel
-    program: tl.tensor,  # a number of `items * kv_heads`
-    stop: tl.tensor,  # one past the last
-    kv_heads: tl.tensor,
+    items: operands.DecodeItems,
+    program: tl.tensor,  # a number of `items.stop`
 ) -> tl.tensor:
     """The sequence of an item; 0 if there is none."""
-    return tl.load(work + 2 + (program // kv_heads).to(tl.int64) * 2, mask=program < stop, other=0)
+    exists = program < items.stop
+    return tl.load(items.work + 2 + (program // items.kv_heads).to(tl.int64) * 2, mask=exists, other=0)
 
 
 @triton.jit
 def _load_item(
-    work: tl.tensor,  # these as in _load_sequence
-    program: tl.tensor,
-    stop: tl.tensor,
-    kv_heads: tl.tensor,
+    items: operands.DecodeItems,
+    program: tl.tensor,  # as in _load_sequence
     seq: tl.tensor,  # from _load_sequence
-    seq_lens: tl.tensor,  # these as in the kernel
-    query_start: tl.tensor,
-    block_rows: tl.tensor,
 ) -> tl.tuple:
     """(split, tokens of the sequence, row of q, row of the block table) of an item; zeros if there is none."""
-    exists = program < stop
-    split = tl.load(work + 3 + (program // kv_heads).to(tl.int64) * 2, mask=exists, other=0)
-    seq_len = tl.load(seq_lens + seq, mask=exists, other=0)
-    first_token = tl.load(query_start + seq, mask=exists, other=0)
-    return split, seq_len, first_token, tl.load(block_rows + seq, mask=exists, other=0)
+    exists = program < items.stop
+    split = tl.load(items.work + 3 + (program // items.kv_heads).to(tl.int64) * 2, mask=exists, other=0)
+    seq_len = tl.load(items.seq_lens + seq, mask=exists, other=0)
+    first_token = tl.load(items.query_start + seq, mask=exists, other=0)
+    return split, seq_len, first_token, tl.load(items.block_rows + seq, mask=exists, other=0)
 
 
 @triton.jit(
@@ -135,18 +130,15 @@ def paged_decode_kernel(
     stop = tl.load(work) * kv_heads
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
-    seq = _load_sequence(work, first, stop, kv_heads)
-    next_seq = _load_sequence(work, first + step, stop, kv_heads)
-    split, seq_len, first_token, block_row = _load_item(
-        work, first, stop, kv_heads, seq, seq_lens, query_start, block_rows
-    )
+    items = operands.DecodeItems(work, seq_lens, query_start, block_rows, kv_heads, stop)
+    seq = _load_sequence(items, first)
+    next_seq = _load_sequence(items, first + step)
+    split, seq_len, first_token, block_row = _load_item(items, first, seq)
     for program in range(first, stop, step):
         item = (program // kv_heads).to(tl.int64)
         kv_head = (program % kv_heads).to(tl.int64)
-        later_seq = _load_sequence(work, program + 2 * step, stop, kv_heads)
-        next_split, next_len, next_token, next_row = _load_item(
-            work, program + step, stop, kv_heads, next_seq, seq_lens, query_start, block_rows
-        )
+        later_seq = _load_sequence(items, program + 2 * step)
+        next_split, next_len, next_token, next_row = _load_item(items, program + step, next_seq)
 
         token = first_token.to(tl.int64)
         position = seq_len - 1
@@ -166,17 +158,25 @@ def paged_decode_kernel(
             maximum, total, accumulator = online_softmax(
                 queries, tl.zeros([BLOCK_M], tl.int32) + position, position,
                 start, tl.minimum(seq_len, (split + 1) * KEYS_PER_SPLIT),
-                block_table + block_row.to(tl.int64) * block_table_stride,
-                kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
-                (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
-                scale, soft_cap, window,
-                BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP,
+                operands.SequenceCache(
+                    block_table + block_row.to(tl.int64) * block_table_stride,
+                    kv_head, kv_heads,
+                    operands.Cache(k_cache, k_tiles, k_stride_block, k_stride_head, k_stride_token),
+                    operands.Cache(v_cache, v_tiles, v_stride_block, v_stride_head, v_stride_token),
+                ),
+                operands.Scoring(scale, soft_cap, window),
+                operands.TileShape(
+                    BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION,
+                    ONE_LOOP,
+                ),
             )  # fmt: skip
 
             out_at = out + token * out_stride_token + head[:, None] * out_stride_head + column[None, :]
             if first_split == last_split:
                 if sinks is not None:
-                    total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, row < GROUP)
+                    total, accumulator = add_sinks(
+                        operands.RunningSoftmax(maximum, total, accumulator), sinks, head, row < GROUP
+                    )
                 attended = weighted_mean(tl.where(total > 0.0, total, 1.0), accumulator, v_scale, v_cache)
                 tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)
             else:
@@ -194,13 +194,16 @@ def paged_decode_kernel(
                     joined_row = tl.arange(0, HEADS)  # without the rows that fill a tile of queries
                     joined_head = kv_head * GROUP + joined_row
                     highest, joined_total, joined_sums = join_splits(
-                        partial_sums, partial_maxima, partial_totals,
+                        operands.Partials(partial_sums, partial_maxima, partial_totals),
                         item - (split - first_split), last_split - first_split + 1, joined_head, q_heads,
                         joined_row < GROUP, HEADS, HEAD_DIM, BLOCK_D,
                     )  # fmt: skip
                     if sinks is not None:
                         joined_total, joined_sums = add_sinks(
-                            highest, joined_total, joined_sums, sinks, joined_head, joined_row < GROUP
+                            operands.RunningSoftmax(highest, joined_total, joined_sums),
+                            sinks,
+                            joined_head,
+                            joined_row < GROUP,
                         )
                     joined = weighted_mean(
                         tl.where(joined_row < GROUP, joined_total, 1.0), joined_sums, v_scale, v_cache

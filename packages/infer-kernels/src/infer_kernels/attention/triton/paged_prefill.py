@@ -15,6 +15,7 @@ Precision: that of `online_softmax.py`, one rounding at the end.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from infer_kernels.attention.triton import operands
 from infer_kernels.attention.triton.online_softmax import add_sinks, online_softmax, weighted_mean
 from infer_kernels.optional_triton import tl, triton
 
@@ -92,14 +93,19 @@ def paged_prefill_kernel(
             start = tl.maximum(0, first_position - window + 1) // TILE * TILE
         maximum, total, accumulator = online_softmax(
             queries, first_position + row // GROUP, first_position, start, last_position + 1,
-            block_table + block_row * block_table_stride,
-            kv_head, kv_heads, k_cache, v_cache, k_tiles, v_tiles,
-            (k_stride_block, k_stride_head, k_stride_token), (v_stride_block, v_stride_head, v_stride_token),
-            scale, soft_cap, window,
-            BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP,
+            operands.SequenceCache(
+                block_table + block_row * block_table_stride,
+                kv_head, kv_heads,
+                operands.Cache(k_cache, k_tiles, k_stride_block, k_stride_head, k_stride_token),
+                operands.Cache(v_cache, v_tiles, v_stride_block, v_stride_head, v_stride_token),
+            ),
+            operands.Scoring(scale, soft_cap, window),
+            operands.TileShape(
+                BLOCK_M, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, WHOLE, DESCRIPTORS, WINDOWED, CAPPED, PRECISION, ONE_LOOP
+            ),
         )  # fmt: skip
         if sinks is not None:
-            total, accumulator = add_sinks(maximum, total, accumulator, sinks, head, used)
+            total, accumulator = add_sinks(operands.RunningSoftmax(maximum, total, accumulator), sinks, head, used)
         attended = weighted_mean(tl.where(total > 0.0, total, 1.0), accumulator, v_scale, v_cache)
         out_at = out + (token * out_stride_token + head * out_stride_head)[:, None] + column[None, :]
         tl.store(out_at, attended.to(out.dtype.element_ty), mask=mask)

@@ -17,6 +17,8 @@ Precision: integers. Items that do not fit the memory are left out, and not coun
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from infer_kernels.attention.plan import DeviceMetadata
@@ -34,20 +36,33 @@ _ITEMS = 16
 _NO_WINDOW = 2**31 - 1
 
 
+class _Batch(NamedTuple):
+    """Pointers to the lengths of a step's sequences.
+
+    Attributes:
+        query_start: [seqs + 1].
+        seq_lens: [seqs].
+        is_prefill: [seqs].
+    """
+
+    query_start: tl.tensor
+    seq_lens: tl.tensor
+    is_prefill: tl.tensor
+
+
 @triton.jit
 def _splits_of(
     seq: tl.tensor,
     mask: tl.tensor,
-    query_start: tl.tensor,
-    seq_lens: tl.tensor,
-    is_prefill: tl.tensor,
+    batch: _Batch,
     window: tl.tensor,
     KEYS_PER_SPLIT: tl.constexpr,
 ) -> tl.tuple:
     """(number of splits, first split) of sequences, whose number is 0 unless they are decodes."""
-    rows = tl.load(query_start + seq + 1, mask=mask, other=0) - tl.load(query_start + seq, mask=mask, other=0)
-    seq_len = tl.load(seq_lens + seq, mask=mask, other=0)
-    is_decode = mask & (rows == 1) & (tl.load(is_prefill + seq, mask=mask, other=1) == 0)
+    start = batch.query_start + seq
+    rows = tl.load(start + 1, mask=mask, other=0) - tl.load(start, mask=mask, other=0)
+    seq_len = tl.load(batch.seq_lens + seq, mask=mask, other=0)
+    is_decode = mask & (rows == 1) & (tl.load(batch.is_prefill + seq, mask=mask, other=1) == 0)
     first = tl.maximum(seq_len - window, 0) // KEYS_PER_SPLIT
     last = tl.maximum(seq_len - 1, 0) // KEYS_PER_SPLIT
     return tl.where(is_decode, last - first + 1, 0), first
@@ -68,15 +83,14 @@ def decode_work_list_kernel(
     SEQS: tl.constexpr,
     ITEMS: tl.constexpr,
 ) -> None:
+    batch = _Batch(query_start, seq_lens, is_prefill)
     seq = tl.program_id(0)
     place = 0
     for start in range(0, seq, SEQS):
         other = start + tl.arange(0, SEQS)
-        count, _ = _splits_of(other, other < seq, query_start, seq_lens, is_prefill, window, KEYS_PER_SPLIT)
+        count, _ = _splits_of(other, other < seq, batch, window, KEYS_PER_SPLIT)
         place += tl.sum(count, axis=0)
-    num_splits, first_split = _splits_of(
-        seq, seq < tl.num_programs(0), query_start, seq_lens, is_prefill, window, KEYS_PER_SPLIT
-    )
+    num_splits, first_split = _splits_of(seq, seq < tl.num_programs(0), batch, window, KEYS_PER_SPLIT)
     for start in range(0, num_splits, ITEMS):
         index = start + tl.arange(0, ITEMS)
         mask = (index < num_splits) & (place + index < max_items)
@@ -92,15 +106,14 @@ def decode_work_list_kernel(
 def _tiles_of(
     seq: tl.tensor,
     mask: tl.tensor,
-    query_start: tl.tensor,
-    seq_lens: tl.tensor,
-    is_prefill: tl.tensor,
+    batch: _Batch,
     QUERIES: tl.constexpr,
 ) -> tl.tuple:
     """(number of tiles, tokens before the first query) of sequences; decodes have no tiles."""
-    rows = tl.load(query_start + seq + 1, mask=mask, other=0) - tl.load(query_start + seq, mask=mask, other=0)
-    rows = tl.where(tl.load(is_prefill + seq, mask=mask, other=0) != 0, rows, 0)
-    return (rows + QUERIES - 1) // QUERIES, tl.load(seq_lens + seq, mask=mask, other=0) - rows
+    start = batch.query_start + seq
+    rows = tl.load(start + 1, mask=mask, other=0) - tl.load(start, mask=mask, other=0)
+    rows = tl.where(tl.load(batch.is_prefill + seq, mask=mask, other=0) != 0, rows, 0)
+    return (rows + QUERIES - 1) // QUERIES, tl.load(batch.seq_lens + seq, mask=mask, other=0) - rows
 
 
 @triton.jit(
@@ -117,15 +130,16 @@ def prefill_work_list_kernel(
     SEQS: tl.constexpr,
     ITEMS: tl.constexpr,
 ) -> None:
+    batch = _Batch(query_start, seq_lens, is_prefill)
     seq, num_seqs = tl.program_id(0), tl.num_programs(0)
-    num_tiles, before = _tiles_of(seq, seq < num_seqs, query_start, seq_lens, is_prefill, QUERIES)
+    num_tiles, before = _tiles_of(seq, seq < num_seqs, batch, QUERIES)
     for start in range(0, num_tiles, ITEMS):
         tile = start + tl.arange(0, ITEMS)
         keys = before + tile * QUERIES
         place = tl.zeros([ITEMS], tl.int32)
         for first_other in range(0, num_seqs, SEQS):
             other = first_other + tl.arange(0, SEQS)
-            tiles, tokens = _tiles_of(other, other < num_seqs, query_start, seq_lens, is_prefill, QUERIES)
+            tiles, tokens = _tiles_of(other, other < num_seqs, batch, QUERIES)
             # Of equal keys an earlier sequence's tile comes first; of one sequence's tiles no two are equal.
             lead = tl.where(other < seq, 0, 1) - tokens
             behind = (tl.maximum(keys[:, None] + lead[None, :], 0) + QUERIES - 1) // QUERIES
@@ -138,7 +152,7 @@ def prefill_work_list_kernel(
         total = 0
         for first_other in range(0, num_seqs, SEQS):
             other = first_other + tl.arange(0, SEQS)
-            tiles, _ = _tiles_of(other, other < num_seqs, query_start, seq_lens, is_prefill, QUERIES)
+            tiles, _ = _tiles_of(other, other < num_seqs, batch, QUERIES)
             total += tl.sum(tiles, axis=0)
         tl.store(work, tl.minimum(total, max_items))
         tl.store(work + 1, 0)

@@ -34,6 +34,7 @@ from infer_kernels.linear.quantized.quantized_tiles import choose_quantized_tile
 from infer_kernels.linear.reference import linear_reference
 from infer_kernels.linear.row_tiles import multiply_row_tiles
 from infer_kernels.optional_triton import tl, triton
+from infer_kernels.quantization import operands
 from infer_kernels.quantization.code_tiles import as_bytes, codes_of, scales_of
 from infer_kernels.quantization.quantized_weight import QuantizedWeight
 from infer_kernels.quantization.weight_tiles import multiply_weight_tile
@@ -90,24 +91,17 @@ def _linear_quantized_kernel(
     in_rows, in_outputs = (row < rows)[None, :], output < out_features
     first = split * iterations * (STEPS * BLOCK_INNER)
     products = multiply_weight_tile(
-        x + row[None, :] * x_stride,
-        in_rows,
-        values + output * values_stride,
-        scales + output * scales_stride,
-        None if zeros is None else zeros + output * zeros_stride,
-        None if minimums is None else minimums + output * minimums_stride,
-        None if row_scales is None else row_scales + output * row_scales_stride,
-        in_outputs,
-        first,
-        min(first + iterations * (STEPS * BLOCK_INNER), in_features),
-        in_features,
-        BLOCK_OUTPUTS=BLOCK_OUTPUTS,
-        BLOCK_ROWS=BLOCK_ROWS,
-        BLOCK_INNER=BLOCK_INNER,
-        STEPS=STEPS,
-        WHOLE=WHOLE,
-        GROUP_SIZE=GROUP_SIZE,
-        CODES=CODES,
+        operands.InputRows(x + row[None, :] * x_stride, in_rows),
+        operands.WeightRows(
+            values + output * values_stride,
+            scales + output * scales_stride,
+            None if zeros is None else zeros + output * zeros_stride,
+            None if minimums is None else minimums + output * minimums_stride,
+            None if row_scales is None else row_scales + output * row_scales_stride,
+            in_outputs,
+        ),
+        operands.InputSpan(first, min(first + iterations * (STEPS * BLOCK_INNER), in_features), in_features),
+        operands.TileShape(BLOCK_OUTPUTS, BLOCK_ROWS, BLOCK_INNER, STEPS, WHOLE, GROUP_SIZE, CODES),
     )
     mask = in_outputs[:, None] & in_rows
     is_last = True
