@@ -18,13 +18,13 @@ PYTEST = ("python", "-m", "pytest", "--durations=5")
 IN_PARALLEL = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
 # Of an engine's and a server's tests, which wait for other processes and for clocks, one more runs at a time.
 WAITING_IN_PARALLEL = (f"--numprocesses={min(9, (os.cpu_count() or 1) + 1)}", "--dist=worksteal")
-# One thread of computation for each worker; compiled modules are kept, as tests start many processes that import torch.
-TEST_ENV = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
-INTERPRETER_TESTS = "packages/infer-kernels/tests/interpreter"
+# One thread of computation for each worker; where a test takes more, those that wait leave their processor to others.
+# Compiled modules are kept, as tests start many processes that import torch.
+TEST_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": ""}
+KERNEL_TESTS = "packages/infer-kernels/tests"  # of Triton's kernels where they are interpreted, else of the other paths
 LEFT_OUT = ("-m", "full and not exhaustive")
 OLDEST = ("torch==2.11.*", "triton==3.6.*", "numpy<2.4")  # triton 3.6's interpreter breaks with later versions of numpy
 ORACLES = "tests/oracles"
-OP_TESTS = "packages/infer-kernels/tests/ops"  # over Triton's kernels where they are interpreted, else on a CPU's paths
 
 
 def sync(session: nox.Session, *selection: str) -> None:
@@ -65,10 +65,9 @@ def tests(session: nox.Session, package: str) -> None:
         return
     sync_package(session, package)
     if package == "kernels":  # Triton interprets all kernels of a process or none
-        run_tests(session, "-m", "not full", INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
+        run_tests(session, "-m", "not full", KERNEL_TESTS, env={"TRITON_INTERPRET": "1"})
     parallel = WAITING_IN_PARALLEL if package in ("engine", "server") else IN_PARALLEL
-    selection = ("-m", "not full", f"packages/infer-{package}/tests", f"--ignore={INTERPRETER_TESTS}")
-    run_tests(session, *selection, parallel=parallel)
+    run_tests(session, "-m", "not full", f"packages/infer-{package}/tests", parallel=parallel)
 
 
 @nox.session
@@ -90,14 +89,14 @@ def oracles(session: nox.Session) -> None:
 def tests_full(session: nox.Session) -> None:
     """What `tests` leaves out: every triple of values of a grid, and long runs; but for interpreted kernels."""
     sync(session, "--group", "test", "--group", "server-test", "--group", "bench", "--group", "model")
-    run_tests(session, *LEFT_OUT, "benchmarks/tests", "tests", "packages", f"--ignore={INTERPRETER_TESTS}")
+    run_tests(session, *LEFT_OUT, "benchmarks/tests", "tests", "packages")
 
 
 @nox.session
 def tests_interpreted(session: nox.Session) -> None:
     """What `tests` leaves out of Triton's kernels, interpreted: run it before a change of one lands."""
     sync_package(session, "kernels")
-    run_tests(session, *LEFT_OUT, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
+    run_tests(session, *LEFT_OUT, KERNEL_TESTS, env={"TRITON_INTERPRET": "1"})
 
 
 @nox.session
@@ -137,7 +136,7 @@ def tests_long(session: nox.Session) -> None:
     sync(session, "--group", "test", "--group", "server-test")
     profile = {"HYPOTHESIS_PROFILE": "long"}
     session.run(*PYTEST, "--timeout=3600", *session.posargs, env=profile)
-    session.run(*PYTEST, "--timeout=3600", INTERPRETER_TESTS, OP_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
+    session.run(*PYTEST, "--timeout=3600", KERNEL_TESTS, env=profile | {"TRITON_INTERPRET": "1"})
 
 
 @nox.session(python="3.11")
@@ -146,7 +145,7 @@ def lowest(session: nox.Session) -> None:
     test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
     ours = (f"./packages/infer-{package}" for package in ("kernels", "models", "proofs"))
     session.install(*OLDEST, "transformers>=5.0", *ours, *test_tools)
-    run_tests(session, INTERPRETER_TESTS, OP_TESTS, env={"TRITON_INTERPRET": "1"})
+    run_tests(session, KERNEL_TESTS, env={"TRITON_INTERPRET": "1"})
     for package in ("kernels", "models"):
         run_tests(session, f"packages/infer-{package}/tests")
 
@@ -190,30 +189,31 @@ AMX_TESTS = [
     for name in (
         "cpu/test_cpu_amx",
         "moe/test_packed_experts",
-        "ops/test_attention",
-        "ops/test_attention_bits",
-        "ops/test_attention_sinks",
+        "attention/test_attention",
+        "attention/test_attention_bits",
+        "attention/test_attention_sinks",
     )
 ]
 INSTRUCTION_SET_TESTS = [
     f"packages/infer-kernels/tests/{name}.py"
     for name in (
+        "attention/test_attention_bits",
         "attention/test_cpu_attention",
         "checks/test_op_cases",
         "cpu/test_prepack",
         "linear/test_cpu_quantized",
         "linear/test_outliers",
         "linear/test_small_scales",
+        "moe/test_fused_moe",
         "moe/test_packed_experts",
         "moe/test_quantized_experts",
-        "ops/test_attention_bits",
-        "ops/test_eight_bit_caches",
-        "ops/test_fused_moe",
+        "qkv/test_eight_bit_caches",
         "qkv/test_kv_codes",
         "states/test_captured_states",
         "states/test_convolutions",
         "states/test_gated_delta_rule",
         "states/test_state_gates",
+        "states/test_state_ops",
         "cpu/test_cpu_amx",
     )
 ]

@@ -1,8 +1,6 @@
-"""What tests share: a fixed seed, the paths on which an op computes, and Triton's interpreter.
+"""What tests share: a fixed seed, the paths on which an op computes, and the choice of tests that a process runs.
 
-Triton decides when a kernel is decorated whether it will be interpreted or compiled, so one process cannot do both.
-With `TRITON_INTERPRET=1` pytest runs the tests in `interpreter/` and those in `ops/`, over Triton's kernels; without it
-all but `interpreter/`, those in `ops/` over C++ and over plain PyTorch. It skips the rest.
+A process runs the tests of its paths: see `infer_proofs.kernels.paths`. The fixtures of a test say which those are.
 """
 
 import os
@@ -14,13 +12,11 @@ import torch
 
 from infer_kernels.cpu import library
 from infer_kernels.cpu.compilation import ELEMENTS
-from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
+from infer_proofs.kernels.paths import EVERY_PATH, INTERPRETED, ON_CPU, TRITON_OR_PYTORCH
 
 TESTED_DTYPES = os.environ.get("INFER_TESTED_DTYPES", " ".join(ELEMENTS)).split()
 """Dtypes whose C++ kernels are tested; those of others are not compiled."""
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TESTS = Path(__file__).parent
-ON_CPU = [pytest.param("c++", marks=needs_cpu_kernels), "pytorch"]
 
 if INTERPRETED:
     from infer_proofs.kernels.interpreted.interpreter import interpret_kernels
@@ -50,16 +46,34 @@ def plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infer_kernels.dispatch.library", lambda _: None)
 
 
+@pytest.fixture(params=EVERY_PATH, scope="module")
+def every_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Ops compute with C++ kernels and with plain PyTorch, and with Triton's in a process that interprets them."""
+    yield from compute_with(request.param)
+
+
+@pytest.fixture(params=TRITON_OR_PYTORCH, scope="module")
+def triton_or_pytorch(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Ops without a C++ kernel compute with plain PyTorch, and with Triton's in a process that interprets them."""
+    yield from compute_with(request.param)
+
+
 @pytest.fixture(params=ON_CPU, scope="module")
 def cpu_path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Ops on a CPU compute with C++ kernels and with plain PyTorch."""
     yield from compute_with(request.param)
 
 
-@pytest.fixture(params=["triton"] if INTERPRETED else ON_CPU, scope="module")
-def every_path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Ops compute with C++ kernels and with plain PyTorch, and with Triton's in a process that interprets them."""
-    yield from compute_with(request.param)
+@pytest.fixture
+def triton_only() -> None:
+    """Only Triton's kernels are tested."""
+    assert INTERPRETED
+
+
+@pytest.fixture
+def cpu_only() -> None:
+    """Only the paths of a CPU are tested."""
+    assert not INTERPRETED
 
 
 def compute_with(path: str) -> Iterator[str]:
@@ -77,14 +91,19 @@ def has_untested_dtype(item: pytest.Item) -> bool:
     return bool(dtypes & (ELEMENTS.keys() - set(TESTED_DTYPES)))
 
 
+def is_of_this_process(item: pytest.Item) -> bool:
+    """Return whether this process has the paths of a test: without fixtures that say more they are those of a CPU."""
+    names = set(item.fixturenames) if isinstance(item, pytest.Function) else set[str]()
+    if not item.path.is_relative_to(TESTS):
+        return True
+    if names & {"every_path", "triton_or_pytorch"}:
+        return ("cpu_only" if INTERPRETED else "triton_only") not in names
+    return ("triton_only" in names) == INTERPRETED
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the tests of dtypes that are not wanted, and skip those that this process cannot run."""
-    items[:] = [item for item in items if not has_untested_dtype(item)]
-    for item in items:
-        if not item.path.is_relative_to(TESTS) or item.path.is_relative_to(TESTS / "ops"):
-            continue
-        if item.path.is_relative_to(TESTS / "interpreter") and not INTERPRETED:
-            item.add_marker(pytest.mark.skip(reason="interpreted: TRITON_INTERPRET=1 pytest tests/{interpreter,ops}"))
-        elif INTERPRETED and not item.path.is_relative_to(TESTS / "interpreter"):
-            item.add_marker(pytest.mark.skip(reason="compiled: pytest without TRITON_INTERPRET"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of dtypes that are not wanted, and those of another process's paths."""
+    others = [item for item in items if has_untested_dtype(item) or not is_of_this_process(item)]
+    items[:] = [item for item in items if not has_untested_dtype(item) and is_of_this_process(item)]
+    config.hook.pytest_deselected(items=others)

@@ -11,7 +11,7 @@ from infer_kernels import (
     plan_attention,
     plan_attention_on_device,
 )
-from infer_proofs.kernels.compiled.ahead_of_time import Launch, compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import Launch, launch_only
 
 KV_HEADS = 2
 
@@ -21,7 +21,7 @@ def launched(rows: list[int], lengths: list[int], *, window: int | None = None, 
     q = torch.empty(sum(rows), 4 * KV_HEADS, 64, dtype=torch.bfloat16)
     query_start, seq_lens = torch.tensor([0, *rows]).cumsum(0).int(), torch.tensor(lengths, dtype=torch.int32)
     block_table = torch.zeros(len(rows), 99, dtype=torch.int32)
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         if fixed:
             is_prefill = (torch.tensor(rows) > 1).int()
             plan = plan_attention_on_device(

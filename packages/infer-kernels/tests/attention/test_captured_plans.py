@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infer_kernels import AttentionBuffers, AttentionHeads, DeviceMetadata, paged_attention, plan_attention_on_device
-from infer_proofs.kernels.compiled.ahead_of_time import Launch, compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import Launch, launch_only
 
 KV_HEADS, Q_HEADS, HEAD_DIM, BLOCK_SIZE = 2, 8, 64, 64
 MAX_SEQS, MAX_TOKENS = 8, 64
@@ -78,13 +78,13 @@ def launches_of(step: Step, rows: list[int], lengths: list[int], memory: Attenti
     step.metadata.seq_lens.copy_(torch.tensor(lengths))
     step.metadata.is_prefill.copy_(torch.tensor(rows) > 1)
     step.metadata.block_rows.copy_(torch.randperm(11)[:4])
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         step.attend(memory)
     return log.launches
 
 
 def test_steps_of_equal_padded_size_are_launched_alike_to_the_last_argument() -> None:
-    with compile_only(90):
+    with launch_only(90):
         memory = buffers()
     step = Step()
     first = launches_of(step, [1, 1, 1, 1], [1, 64, 700, 0], memory)
@@ -107,7 +107,7 @@ def test_steps_of_equal_padded_size_are_launched_alike_to_the_last_argument() ->
 
 
 def test_a_list_begins_where_its_memory_does_in_every_step() -> None:
-    with compile_only(90):
+    with launch_only(90):
         memory, other = buffers(), buffers()
     step = Step()
     same, elsewhere = (launches_of(step, [1, 9, 0, 0], [5, 9, 0, 0], each) for each in (memory, other))
@@ -117,7 +117,7 @@ def test_a_list_begins_where_its_memory_does_in_every_step() -> None:
 
 @pytest.mark.parametrize("num_seqs", [1, 4])
 def test_programs_are_as_many_as_run_at_once(num_seqs: int) -> None:
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         memory, step = buffers(), Step()
         metadata = DeviceMetadata(
             query_start=step.metadata.query_start[: num_seqs + 1],
@@ -139,6 +139,6 @@ def test_programs_are_as_many_as_run_at_once(num_seqs: int) -> None:
 
 
 def test_a_phase_that_a_step_does_not_have_is_not_launched() -> None:
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         Step().attend(buffers(), has_prefills=False)
     assert {launch.name for launch in log.launches} == {"decode_work_list_kernel", "paged_decode_kernel"}

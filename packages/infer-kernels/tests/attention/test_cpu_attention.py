@@ -1,6 +1,6 @@
 """Attention that a CPU alone has: queries of another dtype than the cache, and a sequence without a cache.
 
-All else is in `tests/ops`, over every path. What belongs to no sequence is NaN and must not show.
+All else is in `test_attention.py`, on every path. What belongs to no sequence is NaN and must not show.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from infer_kernels import causal_attention, paged_attention, plan_attention
 from infer_kernels.checks.closeness import assert_attention_close
 from infer_kernels.checks.inputs.batches import random_paged_batch, random_sinks
-from infer_proofs.kernels.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import launch_only
 from infer_proofs.kernels.inputs.batch_attention import attend, attend_by_reference, part_of
 from infer_proofs.kernels.pairwise import parametrize_pairwise
 
@@ -65,7 +65,7 @@ def test_a_decode_has_the_bits_of_its_row_in_a_prompt(dtype: torch.dtype, group:
 def test_a_kernel_takes_neither_queries_of_another_dtype_nor_transposed_keys() -> None:
     batch = random_paged_batch([(1, 4)], q_heads=2, kv_heads=1, head_dim=16, block_size=4, dtype=torch.float16)
     q, k_cache, v_cache = batch.q, batch.k_cache, batch.v_cache
-    with compile_only(90):
+    with launch_only(90):
         plan = plan_attention(**batch.layout, block_size=4, device="cpu")
         with pytest.raises(TypeError, match=r"`q` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
             paged_attention(q.bfloat16(), k_cache, v_cache, plan, scale=1.0)

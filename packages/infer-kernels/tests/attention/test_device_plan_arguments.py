@@ -13,7 +13,7 @@ from infer_kernels import (
     paged_attention,
     plan_attention_on_device,
 )
-from infer_proofs.kernels.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import launch_only
 
 SIZES: dict[str, Any] = {
     "max_seqs": 2,
@@ -38,7 +38,7 @@ NAMES = ["query_start", "seq_lens", "is_prefill", "block_rows", "block_table"]
 @pytest.mark.parametrize("name", NAMES)
 def test_tensor_of_wrong_dtype_rank_or_device_is_refused(name: str) -> None:
     value = getattr(METADATA, name)
-    with compile_only(90):
+    with launch_only(90):
         memory = AttentionBuffers(**SIZES)
         plan_attention_on_device(METADATA, **STEP, memory=memory)
         with pytest.raises(TypeError, match=rf"`{name}` has dtype torch.int64; convert"):
@@ -58,18 +58,18 @@ def test_tensor_of_wrong_dtype_rank_or_device_is_refused(name: str) -> None:
     ],
 )
 def test_wrong_number_is_named_with_its_fix(change: dict[str, int], message: str) -> None:
-    with compile_only(90), pytest.raises(ValueError, match=message):
+    with launch_only(90), pytest.raises(ValueError, match=message):
         plan_attention_on_device(METADATA, **STEP | change, memory=AttentionBuffers(**SIZES))
 
 
 def test_too_many_sequences_are_refused() -> None:
-    with compile_only(90), pytest.raises(ValueError, match=r"`memory` holds 1 sequences but the step has 2"):
+    with launch_only(90), pytest.raises(ValueError, match=r"`memory` holds 1 sequences but the step has 2"):
         plan_attention_on_device(METADATA, **STEP, memory=AttentionBuffers(**SIZES | {"max_seqs": 1}))
 
 
 def test_a_table_whose_columns_are_not_side_by_side_is_refused() -> None:
     turned = replace(METADATA, block_table=torch.zeros(4, 5, dtype=torch.int32).T)
-    with compile_only(90), pytest.raises(ValueError, match=r"`block_table` has stride 5 in its last dimension"):
+    with launch_only(90), pytest.raises(ValueError, match=r"`block_table` has stride 5 in its last dimension"):
         plan_attention_on_device(turned, **STEP, memory=AttentionBuffers(**SIZES))
 
 
@@ -87,7 +87,7 @@ def test_a_layer_that_the_buffers_are_not_for_is_refused(
 ) -> None:
     q_heads, kv_heads, head_dim = heads
     cache = torch.zeros(2, kv_heads, 4, head_dim)
-    with compile_only(90):
+    with launch_only(90):
         plan = plan_attention_on_device(METADATA, **STEP, memory=AttentionBuffers(**SIZES))
         with pytest.raises(ValueError, match=message):
             paged_attention(torch.zeros(3, q_heads, head_dim), cache, cache, plan, scale=1.0, window=window)

@@ -1,4 +1,4 @@
-"""The tables of cases leave no op out, and calls at odd shapes agree with their references on both paths of a CPU."""
+"""The tables of cases leave no op out, and calls at odd shapes agree with their references on every path."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from infer_kernels.checks.cases.op_cases import OpCases
 from infer_kernels.checks.op_call import EQUAL
 from infer_kernels.checks.self_check import misaligned
 from infer_proofs.kernels.compiled.shipped import SHIPPED_CASES
+from infer_proofs.kernels.paths import DTYPES, INTERPRETED
 
 CPU = torch.device("cpu")
 OPS = [op for cases in ALL_OPS for op in cases.ops]
@@ -49,13 +50,15 @@ def test_every_op_has_calls_but_those_with_tests_of_their_own() -> None:
     assert set(infer_kernels.__all__) & set(OPS) - called == left_out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cases", WITH_CALLS, ids=str)
-@pytest.mark.usefixtures("cpu_path")
+@pytest.mark.usefixtures("every_path")
 def test_calls_at_odd_shapes_agree_with_their_references(cases: OpCases, dtype: torch.dtype) -> None:
     for call in cases.calls(dtype):
-        call.compare(CPU)
-        if call.rows:
+        # Interpreted kernels compute the same wherever rows lie: in one dtype they lie at odd addresses.
+        if not (INTERPRETED and dtype == torch.bfloat16 and call.rows):
+            call.compare(CPU)
+        if call.rows and (not INTERPRETED or dtype == torch.bfloat16):
             call.compare(CPU, place_rows=misaligned)
 
 

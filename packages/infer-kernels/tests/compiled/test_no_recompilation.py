@@ -40,7 +40,7 @@ from infer_kernels.qkv.transforms import QKNorm, Rotary
 from infer_kernels.quantization import QuantizedWeight
 from infer_kernels.resolve_token_ids import resolve_token_ids
 from infer_kernels.sampling import apply_bitmask, apply_penalties, count_tokens, greedy, sample, topk_logprobs
-from infer_proofs.kernels.compiled.ahead_of_time import compile_afresh
+from infer_proofs.kernels.compiled.ahead_of_time import launch_only
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, VOCAB = 576, 9, 3, 64, 16, 1000
 
@@ -290,28 +290,28 @@ OPS: dict[str, Callable[[Batch], Any]] = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_op_compiles_once_for_all_batches(op: str) -> None:
-    with compile_afresh(90) as log:
+    with launch_only(90) as log:
         for batch in BATCHES:
             OPS[op](batch)
-    variants = Counter(kernel.name for kernel in log.compiled)
+    variants = Counter(name for name, _ in log.variants)
     assert variants
-    assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
+    assert set(variants.values()) == {1}, f"variants: {dict(variants)}"
 
 
 def test_fused_products_compile_one_variant_for_each_kind_of_product() -> None:
-    with compile_afresh(90) as log:
+    with launch_only(90) as log:
         for batch in BATCHES:
             launch_fused_products(batch)
-    assert [kernel.name for kernel in log.compiled] == ["_fused_product_kernel"] * 3
+    assert [name for name, _ in log.variants] == ["_fused_product_kernel"] * 3
     assert len(log.launches) == 3 * len(BATCHES)
 
 
 def test_mixtures_of_few_rows_compile_one_variant_of_each_of_their_kernels() -> None:
-    with compile_afresh(90) as log:
+    with launch_only(90) as log:
         for batch in BATCHES:
             launch_mixture(batch)
     names = ["_fused_product_kernel", "_fused_router_kernel", *["_expert_products_kernel"] * 2, "_sum_pairs_kernel"]
-    assert [kernel.name for kernel in log.compiled] == [*names, "_fused_product_kernel"]
+    assert [name for name, _ in log.variants] == [*names, "_fused_product_kernel"]
     assert len(log.launches) == 6 * len(BATCHES)
 
 
@@ -322,18 +322,18 @@ def test_mixtures_of_few_rows_compile_one_variant_of_each_of_their_kernels() -> 
 def test_experts_compile_their_two_products_and_all_else_once_for_all_batches(
     launch: Callable[[Batch], object], products: str
 ) -> None:
-    with compile_afresh(90) as log:
+    with launch_only(90) as log:
         for batch in BATCHES:
             launch(batch)
-    variants = Counter(kernel.name for kernel in log.compiled)
+    variants = Counter(name for name, _ in log.variants)
     assert variants.pop(products) == 2
     assert len(variants) == 2
-    assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
+    assert set(variants.values()) == {1}, f"variants: {dict(variants)}"
 
 
 def test_experts_compile_few_tiles_where_bits_may_depend_on_the_batch() -> None:
     def count(tokens: list[int], *, is_invariant: bool) -> int:
-        with compile_afresh(90) as log:
+        with launch_only(90) as log:
             for number in tokens:
                 x, ids = torch.zeros(number, HIDDEN, dtype=torch.bfloat16), torch.zeros(number, 2, dtype=torch.int32)
                 fused_moe_quantized_triton(
@@ -348,7 +348,7 @@ def test_experts_compile_few_tiles_where_bits_may_depend_on_the_batch() -> None:
                     out=torch.empty_like(x),
                     is_invariant=is_invariant,
                 )
-        return sum("products" in kernel.name for kernel in log.compiled)
+        return sum("products" in name for name, _ in log.variants)
 
     # Gates and ups, and the second product, in tiles of 16, 32 and 64 rows.
     assert count([1, 3, 17, 40, 70, 120, 600], is_invariant=False) <= 6
@@ -362,11 +362,11 @@ def test_layers_compile_a_tile_for_each_power_of_two_of_rows_and_one_where_bits_
     multiply = linear_fp8_triton if weight is FP8 else linear_quantized_triton
 
     def count(rows: list[int], *, is_invariant: bool) -> int:
-        with compile_afresh(90) as log:
+        with launch_only(90) as log:
             for number in rows:
                 x, out = (torch.zeros(number, width, dtype=torch.bfloat16) for width in (weight.in_features, 64))
                 multiply(x, weight, None, out=out, is_invariant=is_invariant)
-        return sum("linear" in kernel.name for kernel in log.compiled)
+        return sum("linear" in name for name, _ in log.variants)
 
     assert count([1, 5, 16, 17, 32, 33, 48, 64, 65, 100, 128, 129, 600], is_invariant=False) == 4
     assert count([1, 16, 33, 128, 600], is_invariant=True) == 1
@@ -374,12 +374,12 @@ def test_layers_compile_a_tile_for_each_power_of_two_of_rows_and_one_where_bits_
 
 def test_an_fp8_cache_compiles_once_for_all_batches_and_scales() -> None:
     k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in (K_CACHE, V_CACHE))
-    with compile_afresh(90) as log:
+    with launch_only(90) as log:
         for batch, scales in zip(BATCHES, (KVScales(), KVScales(keys=0.1), KVScales(values=16.0)) * 2, strict=False):
             qkv = batch.tensor(Q_HEADS + 2 * KV_HEADS, HEAD_DIM)
             qk_norm_rope_store(qkv, k_cache, v_cache, batch.slice_of(torch.int32), scales=scales)
             for prefill in (False, True):
                 launch_attention(batch, prefill=prefill, caches=(k_cache, v_cache), scales=scales)
-    variants = Counter(kernel.name for kernel in log.compiled)
+    variants = Counter(name for name, _ in log.variants)
     assert len(variants) == 5, "a store, two phases of attention, and the work list of each"
-    assert set(variants.values()) == {1}, f"variants compiled: {dict(variants)}"
+    assert set(variants.values()) == {1}, f"variants: {dict(variants)}"

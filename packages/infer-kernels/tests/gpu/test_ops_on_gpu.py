@@ -1,7 +1,7 @@
 """Kernels on a GPU: the doctor's checks at the sizes of real models, the ops that no model calls, and equal bits.
 
 What needs no GPU runs on a CPU too, over its own paths: so the checks are known to be sound. The doctor's checks at
-other sizes run on a CPU in `package/test_selftest.py`, and interpreted in `interpreter/test_selftest_kernels.py`.
+other sizes run on a CPU in `checks/test_model_checks.py`, and interpreted in `checks/test_interpreted_checks.py`.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
+pytestmark = pytest.mark.usefixtures("triton_only")
+
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton has no types
 def add_one(x_ptr, out_ptr, num_items, BLOCK: tl.constexpr, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803 - a kernel

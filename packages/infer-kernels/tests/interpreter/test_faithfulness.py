@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
+pytestmark = pytest.mark.usefixtures("triton_only")
+
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
 def _product(out: tl.tensor, a: tl.tensor, b: tl.tensor) -> None:

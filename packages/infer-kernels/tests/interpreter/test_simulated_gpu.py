@@ -10,6 +10,8 @@ import triton.language as tl
 
 from infer_proofs.kernels.simulated_gpu import GpuSpec, Machine, PinnedMemoryError, simulated_gpus
 
+pytestmark = pytest.mark.usefixtures("triton_only")
+
 MIB = 1 << 20
 
 

@@ -11,7 +11,7 @@ from infer_kernels import FusedProducts, PendingNorm, SeparateProducts, linear, 
 from infer_kernels.checks.cases.launch_case import LaunchCase
 from infer_kernels.linear.fused_products_triton import programs_per_sm
 from infer_kernels.quantization import quantize_int8
-from infer_proofs.kernels.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import launch_only
 from infer_proofs.kernels.compiled.gpu_cards import CARDS
 from infer_proofs.kernels.compiled.instruction_counts import count_main_loop
 from infer_proofs.kernels.compiled.residency import count_resident_programs
@@ -44,10 +44,10 @@ OTHERS: dict[str, Callable[[], tuple[Tensor, Any, Tensor]]] = {
 def test_other_products_are_launches_of_their_own(case: str) -> None:
     arguments = OTHERS[case]()
     products = FusedProducts("cpu")
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         layer(products, *arguments)
     assert "_fused_product_kernel" not in {launch.name for launch in log.launches}
-    with compile_only(90) as log, torch.inference_mode():
+    with launch_only(90) as log, torch.inference_mode():
         normalized, _ = layer(products, *drawn())
     assert isinstance(normalized, PendingNorm)
     assert [launch.name for launch in log.launches] == ["_fused_product_kernel"]
@@ -67,7 +67,7 @@ def test_on_a_cpu_nothing_is_fused_and_bits_are_those_of_separate_ops() -> None:
 
 def test_invariant_products_are_those_of_the_invariant_layer() -> None:
     x, weight, _ = drawn()
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         SeparateProducts(linear_invariant).linear(x, weight)
     assert [launch.name for launch in log.launches] == ["_linear_invariant_kernel"]
 
@@ -75,7 +75,7 @@ def test_invariant_products_are_those_of_the_invariant_layer() -> None:
 def test_a_pending_norm_is_applied_before_products_that_cannot_take_it() -> None:
     x, weight, residual = drawn()
     gradient = torch.randn(32, HIDDEN).bfloat16().requires_grad_()
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         normalized, _ = layer(products := FusedProducts("cpu"), x, weight, residual)
         products.linear(normalized, quantize_int8(torch.randn(32, HIDDEN)))
         products.gated_linear(normalized, gradient, activation_and_mul=silu_and_mul)
@@ -91,7 +91,7 @@ def test_a_gate_that_no_kernel_has_is_called() -> None:
         seen.append(gate_up)
         return gate_up[:, ::2]
 
-    with compile_only(90) as log:
+    with launch_only(90) as log:
         FusedProducts("cpu").gated_linear(x, weight, activation_and_mul=gate)
     assert [rows.shape for rows in seen] == [(ROWS, HIDDEN)]
     assert log.launches == []
@@ -109,13 +109,13 @@ def test_a_gate_that_no_kernel_has_is_called() -> None:
 def test_what_does_not_fit_is_refused_before_a_launch(changed: dict[str, Any], message: str) -> None:
     x, weight, residual = drawn()
     arguments: dict[str, Any] = {"residual": residual, "norm_weight": NORM, "eps": 1e-6, **changed}
-    with compile_only(90) as log, pytest.raises(ValueError, match=message):
+    with launch_only(90) as log, pytest.raises(ValueError, match=message):
         FusedProducts("cpu").linear_add_norm(x, weight, **arguments)
     assert log.launches == []
 
 
 def test_gates_without_as_many_ups_are_refused() -> None:
-    with compile_only(90), pytest.raises(ValueError, match="`weight` has 5 rows; pass the gates, then as many ups"):
+    with launch_only(90), pytest.raises(ValueError, match="`weight` has 5 rows; pass the gates, then as many ups"):
         FusedProducts("cpu").gated_linear(drawn()[0], drawn()[1][:5], activation_and_mul=silu_and_mul)
 
 

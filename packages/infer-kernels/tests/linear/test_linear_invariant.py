@@ -1,4 +1,4 @@
-"""The dense layer whose rows have the same bits in every batch: the CPU path, machine code, and wrong arguments."""
+"""The dense layer whose rows have the same bits in every batch, on every path; machine code, and wrong arguments."""
 
 from typing import Any
 
@@ -9,14 +9,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infer_kernels import linear, prepack
+from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.linear.linear_invariant import linear_invariant, linear_invariant_reference
 from infer_proofs.kernels.compiled.ahead_of_time import SHARED_MEMORY, LaunchLog, compile_only
-from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.kernels.paths import DTYPES, INTERPRETED
 from infer_proofs.kernels.threads import torch_threads
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-SHAPES = [(1, 1), (130, 1), (17, 5), (33, 37), (64, 64), (576, 48)]
+FEATURES = [(1, 1), (33, 130), (80, 37), (144, 129), (576, 48), (17, 5), (130, 1)]
+"""(in_features, out_features)."""
 CAPABILITIES = [80, 90, 120]
+
+on_every_path = pytest.mark.usefixtures("every_path")
 
 
 def some_layer(in_features: int, out_features: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -24,43 +28,43 @@ def some_layer(in_features: int, out_features: int, dtype: torch.dtype) -> tuple
     return weight.to(dtype), torch.randn(out_features).to(dtype)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Any:
-    """Run with this many threads."""
-    with torch_threads(request.param) as count:
-        yield count
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
-@pytest.mark.parametrize("rows", [0, 1, 16, 65])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_layer_is_the_dense_layer(
-    rows: int, in_features: int, out_features: int, dtype: torch.dtype, *, with_bias: bool
+@on_every_path
+@parametrize_pairwise(dtype=DTYPES, features=FEATURES, rows=[0, 1, 7, 16, 65], with_bias=[True, False])
+def test_layer_equals_the_reference_and_the_dense_layer(
+    rows: int, features: tuple[int, int], dtype: torch.dtype, *, with_bias: bool
 ) -> None:
-    weight, bias = some_layer(in_features, out_features, dtype)
-    x = torch.randn(rows, in_features).to(dtype)
-    bound = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
-    y = linear_invariant(x, weight, bias if with_bias else None)
-    torch.testing.assert_close(y, linear(x, weight, bias if with_bias else None), rtol=bound, atol=bound)
-    reference = linear_invariant_reference(x, weight, bias if with_bias else None)
-    torch.testing.assert_close(y, reference, rtol=bound, atol=bound)
+    weight, bias = some_layer(*features, dtype)
+    x, given_bias = torch.randn(rows, features[0]).to(dtype), bias if with_bias else None
+    y = linear_invariant(x, weight, given_bias)
+    assert_within_roundings(y, linear_invariant_reference(x, weight, given_bias))
+    if not INTERPRETED:
+        assert_within_roundings(y, linear(x, weight, given_bias), 4)
 
 
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("in_features", "out_features"), SHAPES)
-def test_rows_of_every_slice_equal_rows_of_the_whole(
-    in_features: int, out_features: int, dtype: torch.dtype, *, packed: bool
+@on_every_path
+@parametrize_pairwise(dtype=DTYPES, features=FEATURES, packed=[True, False], threads=[1, 2])
+def test_rows_of_any_slice_equal_rows_of_the_whole(
+    features: tuple[int, int], dtype: torch.dtype, threads: int, *, packed: bool
 ) -> None:
-    plain, bias = some_layer(in_features, out_features, dtype)
-    weight = prepack(plain) if packed else plain
-    x = torch.randn(70, in_features).to(dtype)
-    whole = linear_invariant(x, weight, bias)
+    plain, bias = some_layer(*features, dtype)
+    weight, x = prepack(plain) if packed else plain, torch.randn(70, features[0]).to(dtype)
     slices = [(start, stop) for start in range(18) for stop in (start + 1, 39)]
-    for start, stop in slices:
-        assert torch.equal(linear_invariant(x[start:stop], weight, bias), whole[start:stop])
+    if INTERPRETED:
+        slices = [(0, 1), (69, 70), (3, 10), (5, 69), (0, 65), (63, 65)]
+    with torch_threads(threads):
+        whole = linear_invariant(x, weight, bias)
+        for start, stop in slices:
+            assert torch.equal(linear_invariant(x[start:stop], weight, bias), whole[start:stop])
+        shuffled = torch.randperm(70)
+        assert torch.equal(linear_invariant(x[shuffled], weight, bias), whole[shuffled])
+
+
+@pytest.mark.usefixtures("every_path", "triton_only")
+@pytest.mark.parametrize("rows", [129, 600])
+def test_every_tile_has_one_program(rows: int) -> None:
+    # Groups of tiles of rows: less than one, one and a bit.
+    x, weight = torch.randn(rows, 16), torch.randn(70, 16)
+    assert_within_roundings(linear_invariant(x, weight), linear_invariant_reference(x, weight), 8)
 
 
 @given(st.data())
@@ -79,16 +83,22 @@ def test_a_row_has_the_same_bits_in_any_company_and_any_memory(data: st.DataObje
     assert torch.equal(linear_invariant(rows, weight, bias), whole[index])
 
 
+@on_every_path
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_strided_and_contiguous_out_is_written(dtype: torch.dtype) -> None:
+def test_strided_rows_leading_dimensions_and_out_are_kept(dtype: torch.dtype) -> None:
     weight, bias = some_layer(24, 7, dtype)
-    x, buffer = torch.randn(3, 6, 24).to(dtype), torch.empty(18, 20, dtype=dtype)
-    expected = linear_invariant(x, weight, bias)
-    out = torch.empty_like(expected)
+    x, wide = torch.randn(3, 6, 24).to(dtype), torch.full((18, 20), 3.0, dtype=dtype)
+    expected = linear_invariant(x.view(18, 24), weight, bias)
+    out = torch.empty(3, 6, 7, dtype=dtype)
     assert linear_invariant(x, weight, bias, out=out) is out
-    assert torch.equal(out, expected)
-    linear_invariant(x.view(18, 24), weight, bias, out=buffer[:, 5:12])
-    assert torch.equal(buffer[:, 5:12], expected.view(18, 7))
+    assert torch.equal(out.view(18, 7), expected)
+    assert torch.equal(linear_invariant(x, weight, bias), out)
+    assert torch.equal(linear_invariant(x[0, 0], weight, bias), expected[0])
+    rows, columns = torch.randn(18, 96).to(dtype)[:, 32:56], torch.randn(7, 64).to(dtype)[:, :24]
+    linear_invariant(rows, columns, out=wide[:, 5:12])
+    assert torch.equal(wide[:, 5:12], linear_invariant(rows.contiguous(), columns.contiguous()))
+    assert (wide[:, :5] == 3.0).all()
+    assert (wide[:, 12:] == 3.0).all()
 
 
 def test_no_features_leave_the_bias() -> None:

@@ -78,3 +78,13 @@ def test_a_weight_of_another_rank_is_not_packed() -> None:
 def test_an_activation_with_wrong_numbers_is_refused(numbers: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ExpertActivation(**numbers)
+
+
+@pytest.mark.usefixtures("every_path")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_may_be_given_memory_and_no_rows(dtype: torch.dtype) -> None:
+    for shape in ((0, 8), (7, 96)):
+        gate_up, out = torch.randn(shape[0], 2 * shape[1]).to(dtype), torch.empty(shape, dtype=dtype)
+        for op in (silu_and_mul, gelu_tanh_and_mul):
+            assert op(gate_up, out=out) is out
+            assert torch.equal(op(gate_up), out)

@@ -25,7 +25,7 @@ from infer_kernels import (
     rms_norm,
     silu_and_mul,
 )
-from infer_proofs.kernels.compiled.ahead_of_time import compile_only
+from infer_proofs.kernels.compiled.ahead_of_time import launch_only
 
 X = torch.zeros(3, 8)
 WEIGHT = torch.zeros(8)
@@ -258,7 +258,7 @@ def test_attention_buffers_are_refused_where_no_kernel_runs() -> None:
     ],
 )
 def test_attention_buffers_say_what_does_not_fit(sizes: dict[str, Any], message: str) -> None:
-    with compile_only(90), pytest.raises(ValueError, match=message):
+    with launch_only(90), pytest.raises(ValueError, match=message):
         AttentionBuffers(**SIZES | sizes)
 
 
@@ -285,12 +285,12 @@ def test_heads_that_no_layer_has_are_refused(heads: tuple[int, int, int], messag
     ],
 )
 def test_attention_buffers_say_which_step_is_too_large(step: dict[str, Any], message: str) -> None:
-    with compile_only(90), pytest.raises(ValueError, match=message):
+    with launch_only(90), pytest.raises(ValueError, match=message):
         AttentionBuffers(**SIZES, max_splits=3).require_room(**{"num_seqs": 2, "num_tokens": 3} | step)
 
 
 def test_attention_buffers_tell_whether_they_hold_decodes_by_their_tokens_alone() -> None:
-    with compile_only(90):
+    with launch_only(90):
         buffers = AttentionBuffers(**SIZES, max_splits=4)
     assert buffers.has_room_for(num_decodes=2, num_tokens=600)
     assert not buffers.has_room_for(num_decodes=2, num_tokens=900)

@@ -1,4 +1,4 @@
-"""Codes of eight bits: how far they are from the numbers; bits of attention over int8. `tests/ops` has every path."""
+"""Codes of eight bits: how far they are from the numbers; bits of attention over int8, on both paths of a CPU."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Preparing queries and keys and writing the cache in one op: other caches, machine code, and wrong arguments."""
+"""Preparing queries and keys and writing the cache in one op, on every path; machine code, and wrong arguments."""
 
 from typing import Any
 
@@ -11,31 +11,133 @@ from infer_kernels.checks.closeness import assert_within_roundings
 from infer_kernels.qkv.qk_norm_rope_store import qk_norm_rope_store, qk_norm_rope_store_reference
 from infer_kernels.qkv.store_kv import store_kv_reference
 from infer_kernels.qkv.transforms import QKNorm, Rotary
-from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_only
-from infer_proofs.kernels.pairwise import parametrize_each_value
+from infer_proofs.kernels.compiled.ahead_of_time import compile_only, launch_only
+from infer_proofs.kernels.inputs.heads import VARIANTS, some_caches, some_norm, some_rotary, some_slots
+from infer_proofs.kernels.pairwise import parametrize_each_value, parametrize_pairwise
+from infer_proofs.kernels.paths import DTYPES
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-VARIANTS: list[NormVariant | None] = ["llama", "gemma", None]
 HEADS = [(1, 1, 16), (9, 3, 64), (16, 8, 128), (3, 1, 2)]
-every_mode = pytest.mark.parametrize(
-    ("variant", "rotated"), [(variant, rotated) for variant in VARIANTS for rotated in (True, False)]
+MODES = [(variant, rotated) for variant in VARIANTS for rotated in (True, False)]
+on_every_path = pytest.mark.usefixtures("every_path")
+
+
+@on_every_path
+@parametrize_pairwise(
+    block_size=[1, 5, 20],
+    heads=[(1, 16), (3, 48), (8, 256)],
+    token_major=[False, True],
+    skipped=[[], [2, 6], [*range(7)]],
 )
+def test_slots_are_written_and_nothing_else(
+    block_size: int, heads: tuple[int, int], skipped: list[int], *, token_major: bool
+) -> None:
+    kv_heads, head_dim = heads
+    qkv, slots, rotary = torch.randn(7, 3 + 2 * kv_heads, head_dim), torch.randperm(60)[:7], some_rotary(7, head_dim)
+    slots[skipped] = -1
+    k_cache, v_cache = some_caches(kv_heads, head_dim, slots=60, block_size=block_size, token_major=token_major)
+    expected = qk_norm_rope_store_reference(qkv, k_cache, v_cache, slots)
+    prepared = qk_norm_rope_store_reference(qkv, k_cache, v_cache, slots, rotary=rotary)
+    qk_norm_rope_store(qkv, k_cache, v_cache, slots.int())
+    assert torch.equal(k_cache, expected[1])
+    assert torch.equal(v_cache, expected[2])
+    qk_norm_rope_store(qkv, k_cache, v_cache, slots, rotary=rotary)
+    assert_within_roundings(k_cache, prepared[1])
+    assert torch.equal(v_cache, prepared[2])
 
 
-def some_rotary(tokens: int, head_dim: int) -> Rotary:
-    angles = torch.randn(40, head_dim // 2)
-    positions = torch.randint(40, (tokens,), dtype=torch.int32)
-    return Rotary(position_ids=positions, cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1))
+@on_every_path
+def test_one_layer_of_a_larger_storage_is_written() -> None:
+    storage = torch.zeros(3, 4, 2, 3, 8).transpose(2, 3)  # [layers, blocks, kv_heads, block_size, head_dim]
+    qk_norm_rope_store(torch.ones(1, 1 + 2 * 3, 8), storage[1], storage[2], torch.tensor([5]))
+    assert storage[0].sum() == 0
+    assert torch.equal(storage[1, 2, :, 1], torch.ones(3, 8))
+    assert storage[1:].sum() == 48
 
 
-def some_norm(head_dim: int, dtype: torch.dtype, variant: NormVariant | None) -> QKNorm | None:
-    q_weight, k_weight = torch.randn(2, head_dim).to(dtype)
-    return None if variant is None else QKNorm(q_weight=q_weight, k_weight=k_weight, eps=1e-6, variant=variant)
+@on_every_path
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_that_are_not_rotated_equal_the_reference(variant: NormVariant | None, dtype: torch.dtype) -> None:
+    qkv, slots, norm = torch.randn(7, 9 + 6, 48).to(dtype), some_slots(7), some_norm(48, dtype, variant)
+    k_cache, v_cache = some_caches(3, 48, dtype)
+    expected = qk_norm_rope_store_reference(qkv, k_cache, v_cache, slots, norm=norm)
+    q = qk_norm_rope_store(qkv, k_cache, v_cache, slots, norm=norm)
+    for actual, wanted in zip((q, k_cache, v_cache), expected, strict=True):
+        assert_within_roundings(actual, wanted, 4)
 
 
-def some_caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    k_cache, v_cache = torch.randn(2, 30, 4, kv_heads, head_dim).to(dtype).transpose(2, 3)
-    return k_cache, v_cache
+@on_every_path
+@pytest.mark.parametrize(("tokens", "q_heads", "kv_heads"), [(1, 64, 8), (33, 1, 1), (11, 3, 1), (3, 8, 8)])
+@pytest.mark.parametrize("head_dim", [2, 96, 256])
+def test_any_count_of_heads_and_tokens_equals_the_reference(
+    tokens: int, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    qkv, caches = torch.randn(tokens, q_heads + 2 * kv_heads, head_dim), some_caches(kv_heads, head_dim)
+    slots, rotary, norm = some_slots(tokens), some_rotary(tokens, head_dim), some_norm(head_dim, torch.float32)
+    expected = qk_norm_rope_store_reference(qkv, *caches, slots, rotary=rotary, norm=norm)
+    q = qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm)
+    for actual, wanted in zip((q, *caches), expected, strict=True):
+        assert_within_roundings(actual, wanted)
+
+
+@on_every_path
+@pytest.mark.parametrize("rotary_dim", [20, 64])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_of_triton_have_the_bits_of_the_reference_where_no_sum_rounds(
+    variant: NormVariant | None, dtype: torch.dtype, rotary_dim: int, every_path: str
+) -> None:
+    qkv, slots = torch.randint(-8, 9, (5, 9 + 6, 64)).to(dtype), some_slots(5)
+    k_cache, v_cache = some_caches(3, 64, dtype)
+    rotary, norm = some_rotary(5, rotary_dim), some_norm(64, dtype, variant)
+    expected = qk_norm_rope_store_reference(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm)
+    q = qk_norm_rope_store(qkv, k_cache, v_cache, slots, rotary=rotary, norm=norm)
+    for actual, wanted in zip((q, k_cache, v_cache), expected, strict=True):
+        assert_within_roundings(actual, wanted, 0 if every_path == "triton" else 4)
+
+
+@on_every_path
+def test_strided_qkv_and_out_and_sliced_indices_are_fine() -> None:
+    wide, caches = torch.randn(5, 9, 40), some_caches(2, 24)
+    qkv, out = wide[:, 1:8, 8:32], torch.zeros(5, 4, 64)[:, 1:, 16:40]
+    slots, rotary, norm = some_slots(15)[1::3], some_rotary(15, 24), some_norm(24, torch.float32)
+    rotary = Rotary(position_ids=rotary.position_ids[2::3].long(), cos_sin=rotary.cos_sin)
+    before, expected = wide.clone(), qk_norm_rope_store_reference(qkv, *caches, slots, rotary=rotary, norm=norm)
+    assert qk_norm_rope_store(qkv, *caches, slots, rotary=rotary, norm=norm, out=out) is out
+    for actual, wanted in zip((out, *caches), expected, strict=True):
+        assert_within_roundings(actual, wanted)
+    assert torch.equal(wide, before)
+
+
+@on_every_path
+def test_queries_with_nothing_to_prepare_are_copied_only_where_out_is_given() -> None:
+    qkv, caches = torch.randn(3, 4 + 2, 16), some_caches(1, 16)
+    assert qk_norm_rope_store(qkv, *caches, torch.arange(3)).data_ptr() == qkv.data_ptr()
+    out = torch.empty(3, 4, 16)
+    qk_norm_rope_store(qkv, *caches, torch.arange(3), out=out)
+    assert torch.equal(out, qkv[:, :4])
+
+
+@on_every_path
+def test_no_tokens_write_nothing() -> None:
+    caches, none = some_caches(2, 16), torch.empty(0, dtype=torch.int32)
+    before = [cache.clone() for cache in caches]
+    norm = some_norm(16, torch.float32)
+    q = qk_norm_rope_store(torch.empty(0, 7, 16), *caches, none, rotary=some_rotary(0, 16), norm=norm)
+    assert q.shape == (0, 3, 16)
+    assert all(map(torch.equal, caches, before))
+
+
+@on_every_path
+def test_a_token_among_others_gets_the_bits_it_gets_alone() -> None:
+    qkv, rotary, norm = torch.randn(33, 3 + 2, 32), some_rotary(33, 32), some_norm(32, torch.float32)
+    together, alone = some_caches(1, 32), some_caches(1, 32)
+    q = qk_norm_rope_store(qkv, *together, torch.arange(33), rotary=rotary, norm=norm)
+    for token in (0, 7, 32):
+        at = slice(token, token + 1)
+        one = Rotary(position_ids=rotary.position_ids[at], cos_sin=rotary.cos_sin)
+        assert torch.equal(qk_norm_rope_store(qkv[at], *alone, torch.tensor([token]), rotary=one, norm=norm), q[at])
+        assert torch.equal(alone[0].transpose(1, 2).flatten(0, 1)[at], together[0].transpose(1, 2).flatten(0, 1)[at])
 
 
 def separately(
@@ -54,21 +156,12 @@ def separately(
     return q
 
 
-@every_mode
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), HEADS)
-@pytest.mark.parametrize("tokens", [1, 37, 110])
+@parametrize_pairwise(mode=MODES, dtype=DTYPES, heads=HEADS, tokens=[1, 37, 110])
 @pytest.mark.usefixtures("plain_pytorch")
 def test_bits_are_those_of_the_separate_ops(
-    tokens: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    variant: NormVariant | None,
-    *,
-    rotated: bool,
+    mode: tuple[NormVariant | None, bool], dtype: torch.dtype, heads: tuple[int, int, int], tokens: int
 ) -> None:
+    (variant, rotated), (q_heads, kv_heads, head_dim) = mode, heads
     qkv = torch.randn(tokens, q_heads + 2 * kv_heads, head_dim).to(dtype)
     caches, slots = some_caches(kv_heads, head_dim, dtype), torch.randperm(120)[:tokens].int()
     rotary, norm = some_rotary(tokens, head_dim) if rotated else None, some_norm(head_dim, dtype, variant)
@@ -108,7 +201,7 @@ def test_heads_stored_in_transposed_caches_of_any_dtype_equal_reference(
     assert torch.equal(caches[1], expected[2])
 
 
-@every_mode
+@pytest.mark.parametrize(("variant", "rotated"), MODES)
 @pytest.mark.parametrize(("dtype", "cache_dtype"), [(torch.bfloat16, torch.float16), (torch.float32, torch.float32)])
 def test_prepared_keys_reach_a_transposed_cache_as_the_reference_has_them(
     dtype: torch.dtype, cache_dtype: torch.dtype, variant: NormVariant | None, *, rotated: bool
@@ -162,15 +255,14 @@ def test_wrapped_slots_are_checked_like_others(slots: Tensor, error: type[Except
 def test_a_kernel_stores_neither_heads_of_another_dtype_nor_transposed_keys() -> None:
     qkv, slots, caches = torch.zeros(3, 4 + 6, 16).bfloat16(), torch.arange(3), some_caches(3, 16, torch.float16)
     transposed = cpu_caches(3, 16, torch.bfloat16)
-    with compile_only(90):
+    with launch_only(90):
         with pytest.raises(TypeError, match=r"`qkv` has dtype torch\.bfloat16 but `k_cache` has torch\.float16"):
             qk_norm_rope_store(qkv, *caches, slots)
         with pytest.raises(ValueError, match=r"`k_cache` has stride 4 in its last dimension"):
             qk_norm_rope_store(qkv, *transposed, slots)
 
 
-def compiled(
-    capability: int,
+def launch(
     q_heads: int,
     kv_heads: int,
     head_dim: int,
@@ -180,15 +272,13 @@ def compiled(
     tokens: int = 5,
     rotated: bool = True,
     first: int = 0,
-) -> LaunchLog:
-    """What one call compiles and launches, with slots and positions from `first` on in their buffers."""
+) -> None:
+    """Call once, with slots and positions from `first` on in their buffers."""
     qkv = torch.empty(tokens, q_heads + 2 * kv_heads, head_dim, dtype=dtype)
-    caches = some_caches(kv_heads, head_dim, dtype)
+    caches = some_caches(kv_heads, head_dim, dtype, token_major=True)
     staged = torch.zeros(2, 64, dtype=torch.int32)[:, first : first + tokens]
     rotary = Rotary(position_ids=staged[0], cos_sin=torch.empty(9, head_dim)) if rotated else None
-    with compile_only(capability) as log:
-        qk_norm_rope_store(qkv, *caches, staged[1], rotary=rotary, norm=some_norm(head_dim, dtype, variant))
-    return log
+    qk_norm_rope_store(qkv, *caches, staged[1], rotary=rotary, norm=some_norm(head_dim, dtype, variant))
 
 
 @parametrize_each_value(
@@ -201,7 +291,8 @@ def test_one_launch_that_spills_nothing(
     variant: NormVariant | None, dtype: torch.dtype, heads: tuple[int, int, int], capability: int
 ) -> None:
     q_heads, kv_heads, head_dim = heads
-    log = compiled(capability, q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
+    with compile_only(capability) as log:
+        launch(q_heads, kv_heads, head_dim, dtype=dtype, variant=variant)
     assert [launch.name for launch in log.launches] == ["qk_norm_rope_store_kernel"]
     (kernel,) = log.compiled
     assert kernel.spilled_bytes == 0
@@ -212,20 +303,16 @@ def test_one_launch_that_spills_nothing(
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("variant", ["llama", None])
-def test_nothing_is_compiled_again_for_other_tokens(variant: NormVariant | None, *, rotated: bool) -> None:
-    counts = [
-        len(
-            compiled(
-                90, 9, 3, 64, dtype=torch.float16, variant=variant, rotated=rotated, tokens=tokens, first=first
-            ).compiled
-        )
-        for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1))
-    ]
-    assert counts == [1, 0, 0, 0, 0, 0]
+def test_one_variant_serves_any_tokens(variant: NormVariant | None, *, rotated: bool) -> None:
+    with launch_only(90) as log:
+        for tokens, first in ((7, 0), (8, 0), (16, 4), (1, 0), (1, 3), (33, 1)):
+            launch(9, 3, 64, dtype=torch.float16, variant=variant, rotated=rotated, tokens=tokens, first=first)
+    assert (len(log.variants), len(log.launches)) == (1, 6)
 
 
 def test_queries_with_nothing_to_prepare_take_no_programs() -> None:
-    log = compiled(90, 64, 1, 128, dtype=torch.float16, variant=None, rotated=False, tokens=16)
+    with launch_only(90) as log:
+        launch(64, 1, 128, dtype=torch.float16, variant=None, rotated=False, tokens=16)
     assert [launch.grid for launch in log.launches] == [(1, 1, 1)]
 
 

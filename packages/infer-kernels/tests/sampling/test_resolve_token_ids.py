@@ -1,4 +1,4 @@
-"""Tokens that the host does not know become inputs: the CPU path, machine code, and wrong arguments."""
+"""Tokens that the host does not know become inputs, in Triton and in PyTorch; machine code, and wrong arguments."""
 
 from typing import Any
 
@@ -24,12 +24,26 @@ def test_ids_equal_reference(ids: list[int], wide: bool) -> None:  # noqa: FBT00
     assert torch.equal(input_ids, expected)
 
 
+@pytest.mark.usefixtures("triton_or_pytorch")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (7, 3), (256, 256), (257, 5), (1031, 64)])
+def test_ids_of_several_blocks_equal_reference(tokens: int, rows: int, dtype: torch.dtype) -> None:
+    input_ids = torch.randint(-rows, 1000, (tokens,), dtype=torch.int32)
+    input_ids[0] = -rows
+    latest = torch.randint(200_000, (rows,), dtype=dtype)
+    expected = resolve_token_ids_reference(input_ids, latest)
+    resolve_token_ids(input_ids, latest)
+    assert torch.equal(input_ids, expected)
+
+
+@pytest.mark.usefixtures("triton_or_pytorch")
 def test_a_negative_id_is_the_token_of_its_row_and_others_stay() -> None:
     input_ids = int32(7, -1, 0, -3, -1)
     resolve_token_ids(input_ids, int32(10, 11, 12))
     assert input_ids.tolist() == [7, 10, 0, 12, 10]
 
 
+@pytest.mark.usefixtures("triton_or_pytorch")
 def test_known_ids_need_no_tokens() -> None:
     input_ids = int32(7, 0)
     resolve_token_ids(input_ids, int32())

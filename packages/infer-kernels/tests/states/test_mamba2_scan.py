@@ -1,6 +1,5 @@
-"""The selective scan: its closed form, steps of any length, gradients and wrong arguments."""
+"""The selective scan: its closed form, and wrong arguments. `test_state_ops.py` has values, slots and bits."""
 
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,21 +12,20 @@ from infer_kernels.reference import mamba2_scan_reference
 
 HEADS, HEAD_DIM, GROUPS, STATE_SIZE = 6, 20, 2, 24
 TOKENS = 37
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def ints(*numbers: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def rows_of(*lens: int, read: tuple[int, ...], write: tuple[int, ...]) -> StateRows:
-    return StateRows(query_start=ints(0, *accumulate(lens)), read=ints(*read), write=ints(*write))
+def one_sequence(tokens: int) -> StateRows:
+    return StateRows(query_start=ints(0, tokens), read=ints(-1), write=ints(-1))
 
 
-def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def inputs(tokens: int) -> tuple[Tensor, Tensor]:
     """Rows of xbc and dt, strided as parts of one product are."""
     width = HEADS * HEAD_DIM + 2 * GROUPS * STATE_SIZE
-    product = torch.randn(tokens, 3 + width + HEADS).to(dtype)
+    product = torch.randn(tokens, 3 + width + HEADS)
     return product[:, 3 : 3 + width], product[:, 3 + width :]
 
 
@@ -43,7 +41,7 @@ def states(slots: int) -> Tensor:
 def test_the_reference_is_attention_with_decaying_scores() -> None:
     xbc, dt = inputs(TOKENS)
     given = parameters()
-    rows = rows_of(TOKENS, read=(-1,), write=(-1,))
+    rows = one_sequence(TOKENS)
     y, _ = mamba2_scan_reference(xbc, dt, states(1), rows, **given)
     x, b, c = torch.split(xbc, [HEADS * HEAD_DIM, GROUPS * STATE_SIZE, GROUPS * STATE_SIZE], dim=1)
     x = x.reshape(TOKENS, HEADS, HEAD_DIM)
@@ -54,49 +52,6 @@ def test_the_reference_is_attention_with_decaying_scores() -> None:
     scores = torch.einsum("thn,shn->tsh", c, b) * decay * torch.ones(TOKENS, TOKENS).tril()[:, :, None]
     expected = torch.einsum("tsh,shp->thp", scores, step[:, :, None] * x) + given["d"][:, None] * x
     torch.testing.assert_close(y, expected.flatten(1), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.usefixtures("cpu_path")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lens", [[1] * TOKENS, [20, 17], [3, 0, 33, 1]])
-def test_bits_do_not_depend_on_how_a_sequence_is_divided(lens: list[int], dtype: torch.dtype) -> None:
-    xbc, dt = inputs(TOKENS, dtype)
-    given, pool = parameters(), states(3)
-    whole = mamba2_scan(xbc, dt, pool, rows_of(TOKENS, read=(0,), write=(1,)), **given)
-    expected = pool[1].clone()
-    parts, slot = [], 0
-    for part, part_dt in zip(torch.split(xbc, lens), torch.split(dt, lens), strict=True):
-        rows = rows_of(len(part), read=(slot,), write=(1 if slot == 2 else 2,))
-        parts.append(mamba2_scan(part, part_dt, pool, rows, **given))
-        slot = 1 if slot == 2 else 2
-    assert torch.equal(torch.cat(parts), whole)
-    assert torch.equal(pool[slot], expected)
-
-
-@pytest.mark.usefixtures("cpu_path")
-def test_a_sequence_reads_its_own_state_and_others_stay() -> None:
-    xbc, dt = inputs(9)
-    given, pool = parameters(), states(6)
-    before = pool.clone()
-    rows = rows_of(4, 0, 5, read=(2, 3, -1), write=(5, 4, -1))
-    out = mamba2_scan(xbc, dt, pool, rows, **given)
-    alone = before.clone()
-    first = mamba2_scan(xbc[:4], dt[:4], alone, rows_of(4, read=(2,), write=(0,)), **given)
-    zeros = torch.zeros_like(before)
-    last = mamba2_scan(xbc[4:], dt[4:], zeros, rows_of(5, read=(1,), write=(0,)), **given)
-    assert torch.equal(out, torch.cat([first, last]))
-    assert torch.equal(pool[5], alone[0])
-    assert torch.equal(pool[4], before[3])
-    assert torch.equal(pool[:4], before[:4])
-
-
-def test_gradients_reach_inputs_and_parameters() -> None:
-    xbc, dt = (each.clone().requires_grad_() for each in inputs(5))
-    given = parameters()
-    of_heads = [given[name].requires_grad_() for name in ("a_log", "d", "dt_bias")]
-    y = mamba2_scan(xbc, dt, states(1), rows_of(5, read=(-1,), write=(0,)), **given)
-    gradients = torch.autograd.grad(y.square().sum(), [xbc, dt, *of_heads])
-    assert all(each.abs().sum() > 0 for each in gradients)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -112,7 +67,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_arguments_that_do_not_fit_are_named(changes: dict[str, Any], message: str) -> None:
     xbc, dt = inputs(5)
-    right = {"xbc": xbc, "dt": dt, "state": states(1), "rows": rows_of(5, read=(-1,), write=(0,)), **parameters()}
+    right = {"xbc": xbc, "dt": dt, "state": states(1), "rows": one_sequence(5), **parameters()}
     mamba2_scan(**right)
     with pytest.raises((ValueError, TypeError), match=message):
         mamba2_scan(**right | changes)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -72,10 +73,36 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchLog:
-    """The kernels compiled and launched inside `compile_only`, in order."""
+    """The kernels compiled and launched inside `compile_only`, in order.
+
+    Attributes:
+        compiled: the variants that were compiled.
+        launches: the launches.
+        variants: name and specialization of those that `launch_only` did not compile.
+    """
 
     compiled: list[CompiledKernel] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
+    variants: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The source of a kernel, as `_Driver.launcher_cls` takes it."""
+
+    fn: "JITFunction[Any]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NotCompiled:
+    """A variant that is launched without machine code."""
+
+    run: Any
+    function: None = None
+    packed_metadata: None = None
+
+    def launch_metadata(self, *_: object) -> None:
+        """Nothing is to be known of a launch."""
 
 
 class _Utils:
@@ -168,8 +195,27 @@ def compile_only(capability: int) -> Iterator[LaunchLog]:
 
 
 @contextmanager
+def launch_only(capability: int) -> Iterator[LaunchLog]:
+    """As `compile_only`, but nothing is compiled, in no time; yields the launches and the variants of kernels."""
+    _forget_variants(capability)
+
+    def stand_in(kernel: "JITFunction[Any]", key: str, *_: object) -> _NotCompiled:
+        assert isinstance(driver.active, _Driver)
+        log.variants.append((kernel.__name__, key))
+        made = _NotCompiled(run=driver.active.launcher_cls(_Source(fn=kernel), None))
+        kernel.device_caches[capability][0][key] = made
+        return made
+
+    try:
+        with compile_only(capability) as log, patch.object(JITFunction, "_do_compile", stand_in):
+            yield log
+    finally:
+        _forget_variants(capability)
+
+
+@contextmanager
 def record_variants(capability: int) -> Iterator[set[tuple[str, str]]]:
-    """As `compile_only`, but nothing is compiled, in no time; yields what would be: a kernel's name and the variant."""
+    """As `launch_only`, but kernels are not launched either; yields the variants, which may be taken out in between."""
     variants: set[tuple[str, str]] = set()
 
     def record(*, key: str, fn: Any, **_: object) -> bool:
