@@ -33,7 +33,7 @@ OTHER_PROGRAMS = {
     "docs/from-vllm.md": "--calculate-kv-scales",
     "docs/cpu.md": "--max-model-len --max-num-seqs --no-enable-prefix-caching",  # vLLM
     "docs/gguf.md": "--no-deps --parallel --fuse-qkv",  # pip, llama-server, llama.cpp's converter
-    "docs/gpu.md": "--all-groups --gpus --index-url --platform --python-version",  # uv, docker, pip
+    "docs/gpu.md": "--all-groups --gpus --index-url --ipc --shm-size --platform --python-version",  # uv, docker, pip
     "docs/operations.md": "--extra --all-packages",  # uv
     "docs/quantization.md": "--poll --prio",  # llama-bench
     "docs/ray.md": "--address --dashboard-host --head --num-cpus --num-gpus --package --route-prefix",  # ray, uv
