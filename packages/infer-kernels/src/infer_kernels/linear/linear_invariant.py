@@ -22,6 +22,7 @@ one device with one version of the libraries, and for CPUs with one number of th
 
 from math import prod
 
+import torch
 from torch import Tensor
 
 from infer_kernels.arguments import require_dense_rows, require_float, require_like, require_rank, require_shape
@@ -129,7 +130,14 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
 
 
 def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
-    """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable."""
+    """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable.
+
+    bf16 is multiplied in fp32 on a CPU: where oneDNN emulates it, an odd number of threads divides a tile so that a row
+    has other bits at another place of it.
+    """
+    if x.is_cpu and x.dtype == torch.bfloat16:
+        wide, wide_bias = weight.float(), None if bias is None else bias.float()
+        return multiply_row_tiles(x, lambda tile: linear(tile.float(), wide, wide_bias), out=out)
     return multiply_row_tiles(x, lambda tile: linear(tile, weight, bias), out=out)
 
 
