@@ -1,14 +1,17 @@
 """What is decided by a device: its name, its sizes, its group of ranks."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from infer_engine import EngineStartError
 from infer_engine.assembly.replicas import config_of_replica
 from infer_engine.executor.messages import (
     AllocateCache,
@@ -141,6 +144,20 @@ def gloo_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_join_by_the_backend_of_their_device(tmp_path: Path, device: torch.device) -> None:
     join_group(str(tmp_path / "store"), rank=0, size=1, device=device, step_timeout_s=10.0)
     dist.destroy_process_group()
+
+
+def test_the_error_of_a_group_that_nccl_cannot_make_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise dist.DistBackendError("NCCL error: unhandled system error")
+
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=64 << 8, f_frsize=4096))
+    with pytest.raises(EngineStartError, match=r"rank 1 to the other.*unhandled.*Shared memory: .*64 MiB.*--shm-size"):
+        join_group(str(tmp_path / "store"), rank=1, size=2, device=torch.device("cuda", 1), step_timeout_s=10.0)
+    with pytest.raises(dist.DistBackendError):
+        join_group(str(tmp_path / "store"), rank=1, size=2, device=CPU, step_timeout_s=10.0)
 
 
 @pytest.mark.usefixtures("gloo_for_nccl")

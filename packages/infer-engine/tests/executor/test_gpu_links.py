@@ -6,11 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from infer_engine import EngineStartError
 from infer_engine.executor.gpu_links import LEAST_SHARED_MEMORY, SHARED_MEMORY, explain_gpu_links
-from infer_engine.executor.process_group import join_group
 
 DEVICES = [torch.device("cuda", index) for index in range(3)]
 
@@ -39,17 +36,3 @@ def test_a_machine_without_shared_memory_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
     [link] = explain_gpu_links(DEVICES, tmp_path / "none")
     assert link.found == f"there is no shared memory: {tmp_path}/none: No such file or directory"
-
-
-@pytest.mark.usefixtures("machine")
-def test_the_error_of_a_group_that_nccl_cannot_make_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise dist.DistBackendError("NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)")
-
-    monkeypatch.setattr(dist, "init_process_group", fail)
-    with pytest.raises(
-        EngineStartError, match=r"rank 1 to the other.*unhandled.*64 MiB.*--shm-size.*cuda:0 and cuda:2"
-    ):
-        join_group(str(tmp_path / "store"), rank=1, size=3, device=DEVICES[1], step_timeout_s=10.0)
-    with pytest.raises(dist.DistBackendError):
-        join_group(str(tmp_path / "store"), rank=1, size=3, device=torch.device("cpu"), step_timeout_s=10.0)
