@@ -152,7 +152,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session
 def lowest_kernels(session: nox.Session) -> None:
-    """Of `lowest`, what a change breaks first: one kernel of each op compiles for sm_80, and int8 for sm_90."""
+    """Of `lowest`, what a change breaks first: one kernel of each op compiles for sm_80, and some of int8 for sm_90."""
     test_tools = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test-tools")
     session.install(*OLDEST, "./packages/infer-kernels", "./packages/infer-proofs", *test_tools)
     chosen = ("-m", "not full", "-k", "sm_80 or (linear_quantized and sm_90 and (int8 or minimums))")
