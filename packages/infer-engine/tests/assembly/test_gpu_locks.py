@@ -1,6 +1,5 @@
 """Engines that start on one GPU do so one after the other; no GPU is needed to see it."""
 
-import logging
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,16 +20,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_engine_waits_for_one_that_starts_on_its_gpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_waits_for_one_that_starts_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     waits = threading.Event()
-    caplog.handler.emit = lambda record: waits.set() if "waits until" in record.getMessage() else None  # type: ignore[method-assign]
+    monkeypatch.setattr("infer_engine.assembly.gpu_locks.logger.info", lambda *_: waits.set())
 
     def start() -> None:
         with gpu_locks([FIRST, SECOND]):
             order.append("second")
 
-    with caplog.at_level(logging.INFO), gpu_locks([SECOND]):
+    with gpu_locks([SECOND]):
         other = threading.Thread(target=start)
         other.start()
         assert waits.wait(30)

@@ -39,7 +39,7 @@ BEYOND_SCHEMAS = re.compile(
     | (missing_field|invalid_value|invalid_type)\ messages\[\d+\]\.\S+  # fields that belong to one role, or miss there
     | unsupported_value\ (tools\[0\]|tool_choice)\.type  # nothing that can be called
     | (invalid_value|invalid_json_schema|conflicting_fields)\ (tools\S*|tool_choice)  # of one name, or none
-    | unsupported_value\ (messages|input)\[\d+\]\.(content|output)\[\d+\](\.type)?  # parts that only answers have
+    | unsupported_value\ ((messages|input)\[\d+\]|prediction)\.(content|output)\[\d+\](\.type)?  # parts of answers
     | (invalid_value|conflicting_fields)\ (continue_final_message|add_generation_prompt)  # no message to continue
     | (invalid_value|missing_field|conflicting_fields)\ function(s|_call)\S*  # beside `tools`
     | empty_prompt\ input                         # no item that counts
