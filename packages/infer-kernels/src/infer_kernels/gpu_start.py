@@ -1,8 +1,8 @@
 """`prepare_gpu`: makes Triton ready for a GPU before its first kernel, or says in one line why it cannot be.
 
 capability   kernels are made for 8.0 and later: earlier ones have no bf16 arithmetic
-cache        Triton keeps compiled kernels in files, and starts with no folder that it cannot write
-assembler    a driver for CUDA 12 loads no code of an assembler of CUDA 13; Triton brings one of CUDA 12 too
+cache        Triton keeps compiled kernels in files, and cannot start where it cannot write them
+assembler    code of an assembler of CUDA 13 has a format later than drivers for CUDA 12; Triton has one of CUDA 12 too
 launcher     Triton compiles a C file for Python when it is first used
 """
 
@@ -75,12 +75,12 @@ def use_writable_cache() -> None:
         GpuUnusableError: not even the folder for temporary files can be written.
     """
     folder = cache_folder()
-    refused = _why_unwritable(folder)
+    refused = why_unwritable(folder)
     if refused is None:
         return
     why = f"Triton's cache {folder} cannot be written ({refused})"
     taken = _folder_beside_cpu_kernels()
-    if taken is None or _why_unwritable(taken) is not None:
+    if taken is None or why_unwritable(taken) is not None:
         try:
             taken = Path(tempfile.mkdtemp(prefix="infer-triton-"))
         except OSError as error:
@@ -93,11 +93,13 @@ def use_writable_cache() -> None:
     logger.warning("%s; %s is used. Set `%s` to a folder that can be written", why, taken, CACHE_VARIABLE)
 
 
-def _why_unwritable(folder: Path) -> str | None:
-    """Return why files cannot be made in a folder; None: they can."""
+def why_unwritable(folder: Path) -> str | None:
+    """Return why files cannot be made in a folder, or written as on a full disk; None: they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
             return None
     except OSError as error:
         return error.strerror or str(error)

@@ -1,7 +1,6 @@
 """The part `environment` once torch is imported: GPUs and Triton, or the compiler, threads and memory of a CPU."""
 
 import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -30,7 +29,7 @@ from infer_kernels.cpu.compilation import (
     is_switched_off,
 )
 from infer_kernels.cpu.compilation import cache_folder as cpu_cache_folder
-from infer_kernels.gpu_start import GpuUnusableError, cache_folder, prepare_gpu, require_capability
+from infer_kernels.gpu_start import GpuUnusableError, cache_folder, prepare_gpu, require_capability, why_unwritable
 from infer_kernels.optional_triton import HAS_TRITON, TRITON_MISSING
 
 MAX_KERNEL_PROCESSES = 4
@@ -191,14 +190,10 @@ def _examine_cpu_kernels(reporter: Reporter) -> None:
 
 
 def _examine_folder(reporter: Reporter, what: str, folder: Path, *, variable: str) -> None:
-    """Report whether a cache can be written; if not, everything is compiled again at every start."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0" * 4096)
-    except OSError as error:
-        fix = f"set `{variable}` to a folder that can be written, or kernels are compiled at every start"
-        reporter.warn(what, f"{folder} cannot be written: {error.strerror}", fix=fix)
+    """Report whether a cache can be written; if not, kernels may be compiled again at every start."""
+    if refused := why_unwritable(folder):
+        fix = f"set `{variable}` to a folder that can be written: else kernels may be compiled at every start"
+        reporter.warn(what, f"{folder} cannot be written: {refused}", fix=fix)
     else:
         reporter.ok(what, f"{folder} can be written")
 

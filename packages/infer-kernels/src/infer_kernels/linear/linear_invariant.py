@@ -132,8 +132,8 @@ def linear_invariant_triton(x: Tensor, weight: Tensor, bias: Tensor | None, *, o
 def linear_invariant_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
     """Tiles of rows in plain PyTorch; arguments as for `linear_invariant_triton`. Differentiable.
 
-    bf16 is multiplied in fp32 on a CPU: where oneDNN emulates it, an odd number of threads divides a tile so that a row
-    has other bits at another place of it.
+    bf16 is multiplied in fp32 on a CPU: where oneDNN emulates it, some numbers of threads (3, 5, 6 and 7 were seen)
+    divide a tile so that a row has other bits at another place of it.
     """
     if x.is_cpu and x.dtype == torch.bfloat16:
         wide, wide_bias = weight.float(), None if bias is None else bias.float()
