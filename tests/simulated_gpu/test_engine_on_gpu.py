@@ -186,7 +186,7 @@ def test_step_without_memory_fails_alone_and_holds_none(started: tuple[ModelEngi
 def test_steps_of_a_model_with_states_are_captured_and_compute_what_a_cpu_does(tmp_path: Path) -> None:
     save_servable("lfm2", tmp_path, num_hidden_layers=2, layer_types=["conv", "full_attention"])
     engine = ModelEngine(tmp_path, device="cuda", **CONFIG)
-    assert engine.info.num_state_slots == 2 * (3 + 4)
+    assert engine.info.num_state_slots == 2 * (1 + 4)
     assert engine.info.cuda_graphs == "3 steps are captured as CUDA graphs: 3 gave equal bits"
     found = answers(engine)
     assert found == answers(ModelEngine(tmp_path, device="cpu", **CONFIG))

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from infer_cache import StatePool
 from infer_engine.messages import TokenOutput
 from infer_engine.step_runner import EngineFailedError
+from infer_models.config import ModelConfig
 from infer_proofs.engine.faults import Fault
 from infer_proofs.engine.formula import collect, tokens_of
 from infer_proofs.engine.models import FAMILIES, ModelEngine, random_prompt, sound_tokens
@@ -85,11 +88,48 @@ def test_a_request_that_fails_in_its_decodes_keeps_what_it_had(
     folder: Path, expected: dict[str, list[int]], family: str, fault: str
 ) -> None:
     where, _ = FAULTS[fault]
-    outputs = run(ModelEngine(folder, block_size=4, faults=[Fault(**where, request_id="three", step=4)]))
+    faults = [Fault(**where, request_id="three", step=step) for step in range(4, 60)]
+    outputs = run(ModelEngine(folder, block_size=4, faults=faults))
     assert error_codes(outputs).keys() == {"three"}
     kept = {name: tokens_of(of_one) for name, of_one in outputs.items()}
     num_kept = 4 - (family == "qwen3_5")  # whose prompt of nine tokens takes two steps: a state is kept after eight
     assert kept == expected | {"three": expected["three"][:num_kept]}
+
+
+@pytest.mark.covers("scheduling/failing-step")
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["in turn", "scheduled ahead"])
+def test_states_that_a_failed_step_overwrote_are_computed_anew(
+    folder_of: Callable[[str], Path], expected_of: Callable[[str], dict[str, list[int]]], *, is_ahead: bool
+) -> None:
+    # Four slots: all sequences run, and two of them while each needs two.
+    bytes_per_slot = StatePool.bytes_per_slot(ModelConfig.from_folder(folder_of("qwen3_5")).states, dtype=torch.float32)
+    engine = ModelEngine(
+        folder_of("qwen3_5"),
+        faults=[Fault(stage="forward", step=4, times=1)],
+        use_async_scheduling=is_ahead,
+        speculative_config="none",
+        use_prefix_caching=False,
+        state_cache_memory=4 * bytes_per_slot,
+    )
+    most, states = 0, engine.core._kv_cache_manager.states  # noqa: SLF001 - how steps use slots is on no wire
+    was_repeatable: list[bool] = []
+    for name, prompt in PROMPTS.items():
+        engine.submit(name, prompt, max_tokens=NUM_TOKENS)
+    outputs: dict[str, list[TokenOutput]] = {name: [] for name in PROMPTS}
+    while engine.core.has_work:
+        for output in engine.step().outputs:
+            outputs[output.request_id].append(output)
+        was_repeatable.append(states.is_repeatable)
+        if not states.is_repeatable:
+            most = max(most, engine.core.stats.num_running)
+        else:
+            assert engine.core.stats.num_running <= 2
+    assert most == 4
+    assert any(was_repeatable)
+    assert not was_repeatable[-1]
+    assert sound_tokens(outputs) == expected_of("qwen3_5")
+    assert engine.core.stats.num_failed_passes == 1
+    assert engine.core.stats.num_free_state_slots == engine.core.stats.num_state_slots == 4
 
 
 @parametrize_pairwise(

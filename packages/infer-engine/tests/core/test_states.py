@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from infer_engine.speculation.speculator import MAX_DRAFT_ROWS
+from infer_engine.speculation.draft_costs import ON_CPU
 from infer_proofs.engine.models import STATE_FAMILIES, ModelEngine, random_prompt, sound_tokens
 
 NUM_TOKENS = 9
@@ -88,7 +88,7 @@ def test_a_kept_state_that_was_evicted_is_computed_again(folder: Path) -> None:
 
 @every_family
 def test_requests_wait_for_slots_and_get_the_same_tokens(folder: Path) -> None:
-    engine = ModelEngine(folder, **PAGED, state_cache_memory=5 * state_bytes(folder))
+    engine = ModelEngine(folder, **PAGED, state_cache_memory=2 * state_bytes(folder))
     prompts = {f"{length}": random_prompt(length) for length in (5, 21, 33, 17, 9)}
     for name, prompt in prompts.items():
         engine.submit(name, prompt, max_tokens=NUM_TOKENS)
@@ -153,9 +153,9 @@ def test_a_salt_keeps_states_apart(folder: Path) -> None:
 @pytest.mark.covers("configuration/state-cache-memory")
 @every_family
 def test_the_states_memory_is_the_arithmetic(folder: Path) -> None:
-    assert ModelEngine(folder, max_batch_size=6).info.num_state_slots == 6 * (2 + 4) + MAX_DRAFT_ROWS
+    assert ModelEngine(folder, max_batch_size=6).info.num_state_slots == 6 * (1 + 4) + ON_CPU.most_rows + 1
     without_drafts = ModelEngine(folder, max_batch_size=6, speculative_config="none")
-    assert without_drafts.info.num_state_slots == 6 * (2 + 4)
+    assert without_drafts.info.num_state_slots == 6 * (1 + 4)
     slots = ModelEngine(folder, state_cache_memory=10 * state_bytes(folder)).info.num_state_slots
     assert slots == 10
     with pytest.raises(ValueError, match=f"must be at least {2 * state_bytes(folder)} bytes"):

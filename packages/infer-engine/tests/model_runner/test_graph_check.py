@@ -208,16 +208,18 @@ def test_states_that_a_step_writes_are_forgotten_and_returned_and_others_are_wat
     assert not any(tensor.any() for tensor in pool.tensors())
 
 
-def test_batches_without_room_for_their_states_are_not_made() -> None:
-    states, pool = states_of(7)  # for three sequences, as no more would run
-    assert states.has_room(3)
-    assert not states.has_room(4)
+def test_of_a_batch_larger_than_half_of_the_slots_the_first_sequences_write_states() -> None:
+    states, pool = states_of(7)
     states.write_noise()
-    items = [(dummy_request([1, 2], num_computed=1, row=0), 1) for _ in range(3)]
+    items = [(dummy_request([1, 2], num_computed=1, row=0), 1) for _ in range(5)]
     states.move(items)
     moves = moves_of(items)
-    assert len({slot for move in moves for slot in move}) == 6
+    assert moves == [(0, 3), (1, 4), (2, 5), (0, -1), (1, -1)]
     assert all(tensor[[move.read for move in moves]].isfinite().all() for tensor in pool.tensors())
+    states.forget(5, -8.0)
+    assert all((result == -8.0).all() and len(result) == 3 for result in states.results(5))
+    assert states.are_others_untouched(5)
     without = DummyStates(None, max_rows=4)
-    assert without.has_room(4)
+    without.move(items)
+    assert {*moves_of(items)} == {(-1, -1)}
     assert (without.results(2), without.are_others_untouched(2)) == ([], True)

@@ -121,7 +121,7 @@ def test_tokens_of_models_are_those_without_drafts(
 
 ODDITIES: dict[str, dict[str, Any]] = {
     "no slot to spare": {"state_cache_memory": 2},
-    "one slot to spare": {"state_cache_memory": 3},
+    "one draft to spare": {"state_cache_memory": 3},
     "preemption": {"block_size": 4, "num_kv_blocks": 21, "kv_reserve": 0.0, "max_seq_len": 60},
     "failing steps": {"faults": [Fault(stage="forward", step=step, times=1) for step in (5, 6, 9, 14, 22)]},
     "contiguous": {"kv_cache_backend": "contiguous"},

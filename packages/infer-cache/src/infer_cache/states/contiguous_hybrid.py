@@ -29,9 +29,14 @@ class ContiguousHybridManager(ContiguousKVCacheManager):
         """The number of slots of states, and what they hold."""
         return self._state_slots.counts
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a step can be computed again, as none overwrites a state."""
+        return self._state_slots.is_repeatable
+
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
         """Return whether slots for a sequence's tokens and for its states are free."""
-        return self._state_slots.can_open and super().fits(num_tokens, hit)
+        return self._state_slots.can_open() and super().fits(num_tokens, hit)
 
     def admit(self, sequence_id: str, num_tokens: int, hit: PrefixHit) -> list[TableEdit]:
         """Give a sequence a slot, and slots of states; as for `ContiguousKVCacheManager.admit`."""
@@ -62,12 +67,16 @@ class ContiguousHybridManager(ContiguousKVCacheManager):
 
     def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
         """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
-        return {sequence_id: self._state_slots.move(sequence_id, start, end) for sequence_id, start, end in chunks}
+        return self._state_slots.move(chunks)
 
     def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
-        """Return the slots of up to `most` draft tokens; as `SequenceStates.move_drafts`."""
+        """Return the slots of a step and of up to `most` draft tokens; as `SequenceStates.move_drafts`."""
         return self._state_slots.move_drafts(sequence_id, most)
 
     def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
         """Take back the slots of draft tokens; as `SequenceStates.release_drafts`."""
         self._state_slots.release_drafts(sequence_id, num_tokens)
+
+    def require_repeatable(self, *, is_repeatable: bool) -> None:
+        """Let no step write the state that it reads, or let steps overwrite states; as for `SequenceStates`."""
+        self._state_slots.is_repeatable = is_repeatable

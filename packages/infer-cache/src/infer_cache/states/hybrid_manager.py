@@ -48,6 +48,11 @@ class HybridKVCacheManager(PagedKVCacheManager):
         return self._slots.counts
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether a step can be computed again, as none overwrites a state."""
+        return self._slots.is_repeatable
+
+    @property
     def slots(self) -> StateSlots:
         """The slots of states."""
         return self._slots
@@ -75,7 +80,7 @@ class HybridKVCacheManager(PagedKVCacheManager):
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
         """Return whether enough blocks and slots are free to `admit` a sequence."""
-        return self._slots.can_open and super().fits(num_tokens, hit)
+        return self._slots.can_open(hit.state_slot) and super().fits(num_tokens, hit)
 
     def admit(self, sequence_id: str, num_tokens: int, hit: PrefixHit) -> list[TableEdit]:
         """Reserve blocks and slots; as for `PagedKVCacheManager.admit`."""
@@ -101,7 +106,7 @@ class HybridKVCacheManager(PagedKVCacheManager):
         while end > first and self._slots.find(block_hashes[end - 1]) is None:
             end -= 1
         slot = self._slots.find(block_hashes[end - 1]) if end > first else None
-        if slot is None:
+        if slot is None or not self._slots.can_jump(sequence_id, slot):
             return []
         edits = super().reuse_blocks(sequence_id, block_hashes[:end], num_computed)
         self._slots.jump(sequence_id, end=end * self.block_size, slot=slot)
@@ -154,15 +159,19 @@ class HybridKVCacheManager(PagedKVCacheManager):
 
     def move(self, chunks: Iterable[tuple[str, int, int]]) -> Mapping[str, StateMove]:
         """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
-        return {sequence_id: self._slots.move(sequence_id, start, end) for sequence_id, start, end in chunks}
+        return self._slots.move(chunks)
 
     def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
-        """Return the slots of up to `most` draft tokens; as `SequenceStates.move_drafts`."""
+        """Return the slots of a step and of up to `most` draft tokens; as `SequenceStates.move_drafts`."""
         return self._slots.move_drafts(sequence_id, most)
 
     def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
         """Take back the slots of draft tokens; as `SequenceStates.release_drafts`."""
         self._slots.release_drafts(sequence_id, num_tokens)
+
+    def require_repeatable(self, *, is_repeatable: bool) -> None:
+        """Let no step write the state that it reads, or let steps overwrite states; as for `SequenceStates`."""
+        self._slots.is_repeatable = is_repeatable
 
     def _is_reusable(self, sequence_id: str, index: int, block_hash: bytes) -> bool:
         """Whether a cached block can take the place of the sequence's block `index`, in all groups."""

@@ -9,7 +9,7 @@ class StateMove(NamedTuple):
 
     Attributes:
         read: the slot of the state before the step's tokens; -1: the sequence begins.
-        write: the slot of the state after them.
+        write: the slot of the state after them; the same one where it is overwritten.
     """
 
     read: int
@@ -43,6 +43,10 @@ class SequenceStates(Protocol):
     def counts(self) -> StateCounts:
         """The number of slots, and what they hold."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a step can be computed again, as none overwrites a state."""
+
     def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
         """Keep the states at the ends of blocks at or before these positions of an admitted sequence's prompt."""
 
@@ -53,7 +57,7 @@ class SequenceStates(Protocol):
         """Return the slots of each sequence in a step that computes its tokens from `start` to `end`."""
 
     def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
-        """Return the slots of up to `most` draft tokens behind those that a sequence was moved for.
+        """Return the slots of a sequence's latest step, which may have changed, and of up to `most` drafts behind it.
 
         Each goes on from the state before it. There are fewer where other sequences may need the slots.
         """
@@ -61,11 +65,18 @@ class SequenceStates(Protocol):
     def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
         """Take back the slots of draft tokens behind a sequence's first `num_tokens` tokens, which are computed."""
 
+    def require_repeatable(self, *, is_repeatable: bool) -> None:
+        """Let no step write the state that it reads, so that one that fails can be computed again.
+
+        By default steps overwrite states, so that more sequences run. Call it while no sequence is admitted.
+        """
+
 
 class NoStates:
     """The states of a model that has none. Implements `SequenceStates`."""
 
     counts = StateCounts()
+    is_repeatable = True
 
     def keep(self, sequence_id: str, positions: Sequence[int]) -> None:
         """Keep nothing."""
@@ -81,12 +92,15 @@ class NoStates:
         return {}
 
     def move_drafts(self, sequence_id: str, most: int) -> Sequence[StateMove]:
-        """Return that of each draft, which moves nothing."""
+        """Return that of the step and of each draft, which moves nothing."""
         del sequence_id
-        return [NO_MOVE] * most
+        return [NO_MOVE] * (1 + most)
 
     def release_drafts(self, sequence_id: str, num_tokens: int) -> None:
         """Release nothing."""
+
+    def require_repeatable(self, *, is_repeatable: bool) -> None:
+        """Do nothing: every step can be computed again."""
 
 
 NO_STATES = NoStates()

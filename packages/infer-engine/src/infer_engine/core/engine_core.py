@@ -184,6 +184,7 @@ class EngineCore:
 
     def _run_in_turn(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
         """Compute the passes of a step, each after the results of the one before."""
+        self._has_suspects()
         for make_schedule in self._scheduler.passes:
             schedule = self._make_schedule(make_schedule, admitted, outputs)
             if schedule is None:
@@ -209,29 +210,23 @@ class EngineCore:
             forward N+1 ──> read N, append its tokens ──> sample N+1 ──> schedule and forward N+2 ──> read N+1 ...
 
         So sampling knows all tokens, and may use them: grammars, penalties, counts. Only the forward pass is launched
-        before the host knows the tokens that it is given. Steps that may get drafts are computed in turn.
+        before the host knows the tokens that it is given. Steps that may get drafts are computed in turn, and those
+        that a layer which drafts is to see.
         """
         settling, self._in_flight = self._in_flight, None
-        if self._suspects and settling is None:
-            self._suspects = [
-                (request, count)
-                for request, count in self._suspects
-                if not request.has_ended and len(request.token_ids) == count
-            ]
-            if self._suspects:
-                self._run_in_turn(admitted, outputs)
-                return
         may_draft = self._speculator is not None and self._speculator.may_draft()
-        if may_draft and settling is None:
+        if settling is None and (self._has_suspects() or may_draft):
             self._run_in_turn(admitted, outputs)
             return
         [make_schedule] = self._scheduler.passes
         schedule = None if may_draft else self._make_schedule(make_schedule, admitted, outputs)
         step = None if schedule is None or not schedule.items else self._executor.launch(schedule)
+        if step is not None and self._speculator is not None:
+            self._speculator.pass_over(step.schedule)
         if settling is not None:
             outcome = self._executor.read(settling)
             if outcome is None:
-                self._recover_both(settling, step)
+                self._compute_anew(settling, step)
                 return
             self._apply_outcome(outcome, outputs)
             if self._speculator is not None:
@@ -293,8 +288,23 @@ class EngineCore:
                 row.state = decode
                 row.pending_row = number
 
+    def _has_suspects(self) -> bool:
+        """Whether a request of a pass that was computed anew has not got its next token; forget those that have."""
+        if self._suspects:
+            self._suspects = [
+                (request, count)
+                for request, count in self._suspects
+                if not request.has_ended and len(request.token_ids) == count
+            ]
+            if not self._suspects:
+                self._kv_cache_manager.states.require_repeatable(is_repeatable=False)
+        return bool(self._suspects)
+
     def _recover_pass(self, step: InFlightStep, outputs: list[TokenOutput]) -> None:
-        """Compute the latest pass, which failed, again in parts."""
+        """Compute the latest pass, which failed, again in parts; anew, where it may have overwritten states."""
+        if not self._kv_cache_manager.states.is_repeatable:
+            self._compute_anew(step)
+            return
         self._counts.num_failed_passes += 1
         outcome = self._executor.retry(step, self._scheduler.requeue_pending_readers(step.schedule))
         self._count_computed(outcome.computed, [row for row, _ in outcome.chosen])
@@ -302,16 +312,18 @@ class EngineCore:
         if not outcome.computed:
             self._unapplied_edits = step.schedule.table_edits
 
-    def _recover_both(self, step: InFlightStep, following: InFlightStep | None) -> None:
-        """Preempt all requests, because a pass failed after the next one was scheduled.
+    def _compute_anew(self, step: InFlightStep, following: InFlightStep | None = None) -> None:
+        """Preempt all requests, because a pass failed that cannot be repeated.
 
-        Blocks that it needs may have been given away, so it cannot be repeated. Until each of its requests has its next
-        token, passes are computed in turn, which finds one that fails again.
+        It may have overwritten the states that it read, or blocks that it needs may have been given away, as the pass
+        `following` it was scheduled. Until each of its requests has its next token, passes are computed in turn and
+        overwrite no state, which finds one that fails again.
         """
         self._counts.num_failed_passes += 1
         logger.error("A step failed; all running requests are computed again.", exc_info=step.error)
         self._executor.probe()
         self._scheduler.preempt_all()
+        self._kv_cache_manager.states.require_repeatable(is_repeatable=True)
         self._unapplied_edits = []  # no row is in use
         for each in (step, following):
             if each is not None:

@@ -5,8 +5,8 @@
                            v
               first half, second half, each ──fail──> its halves ... ──> one item ──fails──> that request failed
 
-A forward pass may be repeated: it writes the same keys and values to the same slots. If a part of the items succeeds,
-its results are used.
+A forward pass may be repeated: it writes the same keys and values to the same slots, and its schedule must overwrite no
+state. If a part of the items succeeds, its results are used.
 """
 
 import logging

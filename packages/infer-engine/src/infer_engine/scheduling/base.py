@@ -115,7 +115,8 @@ class BaseScheduler(ABC):
 
     def move_drafts(self, request: Request, most: int) -> Sequence[StateMove]:
         """Return the slots of the states of up to `most` draft tokens of `request`, if others need none of these."""
-        return self._kv_cache_manager.states.move_drafts(request.request_id, most)
+        request.state_move, *of_drafts = self._kv_cache_manager.states.move_drafts(request.request_id, most)
+        return of_drafts
 
     def release_drafts(self, request: Request) -> None:
         """Take back what draft tokens of `request` hold that it has not taken, once their step is computed."""

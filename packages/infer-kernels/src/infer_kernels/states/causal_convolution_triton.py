@@ -1,12 +1,13 @@
 """Causal convolutions in Triton: programs for rows, and programs for states.
 
-    program  0    1    2 ...          | row_programs ...
-    rows     of x, ROWS per program   | the states of ROWS sequences per program
+    program  0    1    2 ...              | row_programs ...
+    rows     of x, ROWS per program, all  | ROWS sequences per program: their first WIDTH - 1 rows, whose
+             of whose inputs are rows     | inputs may be in their states, and then their states
 
-A row finds its sequence by counting the sequences that end before it, and each of its inputs in the step or in the
-state. A sequence that goes on from what the one before it writes begins where that one does, so all slots that are read
-are not those that are written, and programs need not wait for each other. The grid depends on shapes only, and a row's
-bits on nothing but its own inputs.
+A row finds its sequence by counting the sequences that end before it. One program alone reads a sequence's state,
+before it writes it, so both may be in one slot. A sequence that goes on from what the one before it writes begins where
+that one does, which writes another slot than it reads: programs need not wait for each other. The grid depends on
+shapes only, and a row's bits on nothing but its own inputs.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -46,6 +47,20 @@ class _Inputs(NamedTuple):
     x_stride: tl.tensor
     state_stride_slot: tl.tensor
     state_stride_row: tl.tensor
+
+
+class _Taps(NamedTuple):
+    """Factors of the convolution.
+
+    Attributes:
+        weight: pointer to [channels, WIDTH].
+        stride: elements from a channel to the next.
+        bias: pointer to [channels], or None.
+    """
+
+    weight: tl.tensor
+    stride: tl.tensor
+    bias: tl.tensor | None
 
 
 @triton.jit
@@ -98,6 +113,39 @@ def _beginning(
     return first, from_slot.to(tl.int64)
 
 
+@triton.jit
+def _convolved(
+    inputs: _Inputs,
+    taps: _Taps,
+    row: tl.tensor,  # [ROWS]: rows of the batch
+    first: tl.tensor,  # [ROWS]: the first row of the sequence
+    from_slot: tl.tensor,  # int64 [ROWS], or -1
+    in_use: tl.tensor,  # [ROWS]
+    WIDTH: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+) -> tl.tensor:
+    """What the op returns for these rows, [ROWS, CHANNELS], in the dtype of the inputs."""
+    dtype: tl.constexpr = inputs.x.dtype.element_ty
+    is_channel = inputs.channel < inputs.channels
+    y = tl.zeros((row.shape[0], inputs.channel.shape[0]), tl.float32)
+    for tap in tl.static_range(WIDTH):
+        of_tap = _load_inputs(inputs, row - (WIDTH - 1) + tap, first, from_slot, in_use, WIDTH - 1, GATED)
+        factor = tl.load(taps.weight + inputs.channel * taps.stride + tap, mask=is_channel, other=0.0)
+        y += of_tap.to(tl.float32) * factor.to(tl.float32)[None, :]
+    if taps.bias is not None:
+        y += tl.load(taps.bias + inputs.channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    y = y.to(dtype)
+    if SILU:
+        wide = y.to(tl.float32)
+        y = (wide * tl.sigmoid(wide)).to(dtype)
+    if GATED:
+        gate_at = inputs.x + (row.to(tl.int64) * inputs.x_stride)[:, None] + (inputs.channels + inputs.channel)[None, :]
+        gate = tl.load(gate_at, mask=in_use[:, None] & is_channel[None, :], other=0.0)
+        y = (gate.to(tl.float32) * y.to(tl.float32)).to(dtype)
+    return y
+
+
 @triton.jit(do_not_specialize=["tokens", "num_seqs"], do_not_specialize_on_alignment=["query_start", "read", "write"])
 def _causal_convolution_kernel(
     out: tl.tensor,  # [tokens, channels]
@@ -122,11 +170,12 @@ def _causal_convolution_kernel(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ) -> None:
-    dtype: tl.constexpr = out.dtype.element_ty
     row_programs = tl.cdiv(tokens, ROWS)
     program = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    is_channel = channel < channels
+    is_channel = (channel < channels)[None, :]
+    inputs = _Inputs(x, state, channel, channels, x_stride, state_stride_slot, state_stride_row)
+    taps = _Taps(weight, weight_stride, bias)
     if program < row_programs:
         row = program * ROWS + tl.arange(0, ROWS)
         seq = tl.zeros((ROWS,), tl.int32)
@@ -135,51 +184,33 @@ def _causal_convolution_kernel(
             end = tl.load(query_start + 1 + each, mask=each < num_seqs, other=2147483647)
             seq += tl.sum((end[None, :] <= row[:, None]).to(tl.int32), axis=1)
         in_use = (seq < num_seqs) & (row < tokens)
-        first, from_slot = _beginning(StateSequences(query_start, read, write), seq, in_use, WIDTH - 1)
-        y = tl.zeros((ROWS, CHANNELS), tl.float32)
-        for tap in tl.static_range(WIDTH):
-            inputs = _load_inputs(
-                _Inputs(x, state, channel, channels, x_stride, state_stride_slot, state_stride_row),
-                row - (WIDTH - 1) + tap,
-                first,
-                from_slot,
-                in_use,
-                WIDTH - 1,
-                GATED,
-            )
-            factor = tl.load(weight + channel * weight_stride + tap, mask=is_channel, other=0.0)
-            y += inputs.to(tl.float32) * factor.to(tl.float32)[None, :]
-        if bias is not None:
-            y += tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-        y = y.to(dtype)
-        mask = in_use[:, None] & is_channel[None, :]
-        if SILU:
-            wide = y.to(tl.float32)
-            y = (wide * tl.sigmoid(wide)).to(dtype)
-        if GATED:
-            gate_at = x + (row.to(tl.int64) * x_stride)[:, None] + (channels + channel)[None, :]
-            gate = tl.load(gate_at, mask=mask, other=0.0)
-            y = (gate.to(tl.float32) * y.to(tl.float32)).to(dtype)
-        tl.store(out + row.to(tl.int64)[:, None] * channels + channel[None, :], y, mask=mask)
+        first = tl.load(query_start + seq, mask=in_use, other=0)
+        in_use = in_use & (row - first >= WIDTH - 1)
+        no_slot = tl.full((ROWS,), -1, tl.int64)
+        y = _convolved(inputs, taps, row, first, no_slot, in_use, WIDTH, SILU, GATED)
+        out_at = out + row.to(tl.int64)[:, None] * channels + channel[None, :]
+        tl.store(out_at, y, mask=in_use[:, None] & is_channel)
     else:
         seq = (program - row_programs) * ROWS + tl.arange(0, ROWS)
         in_batch = seq < num_seqs
+        own_first = tl.load(query_start + seq, mask=in_batch, other=0)
+        end = tl.load(query_start + seq + 1, mask=in_batch, other=0)
+        first, from_slot = _beginning(StateSequences(query_start, read, write), seq, in_batch, WIDTH - 1)
+        for number in tl.static_range(WIDTH - 1):
+            row = own_first + number
+            in_use = in_batch & (row < end)
+            y = _convolved(inputs, taps, row, first, from_slot, in_use, WIDTH, SILU, GATED)
+            out_at = out + row.to(tl.int64)[:, None] * channels + channel[None, :]
+            tl.store(out_at, y, mask=in_use[:, None] & is_channel)
         to_slot = tl.load(write + seq, mask=in_batch, other=-1).to(tl.int64)
         is_kept = to_slot >= 0
-        first, from_slot = _beginning(StateSequences(query_start, read, write), seq, is_kept, WIDTH - 1)
-        end = tl.load(query_start + seq + 1, mask=is_kept, other=0)
         for place in tl.static_range(WIDTH - 1):
-            inputs = _load_inputs(
-                _Inputs(x, state, channel, channels, x_stride, state_stride_slot, state_stride_row),
-                end - (WIDTH - 1) + place,
-                first,
-                from_slot,
-                is_kept,
-                WIDTH - 1,
-                GATED,
-            )
+            position = end - (WIDTH - 1) + place
+            kept = _load_inputs(inputs, position, first, from_slot, is_kept, WIDTH - 1, GATED)
+            # In one slot, what is read of a place lies at it or behind it: all threads have read it before one writes.
+            tl.debug_barrier()
             kept_at = state + (to_slot * state_stride_slot + place * state_stride_row)[:, None] + channel[None, :]
-            tl.store(kept_at, inputs, mask=is_kept[:, None] & is_channel[None, :])
+            tl.store(kept_at, kept, mask=is_kept[:, None] & is_channel)
 
 
 def causal_convolution_triton(

@@ -18,12 +18,12 @@ from infer_kernels.arguments import (
 class StateRows:
     """The sequences of a step, and the slots of their states.
 
-    A step reads the state before its tokens in one slot and writes the state after them into another, so that a step
-    that fails can be computed again, and what it has read can be kept. No slot is written twice, but for -1, and none
-    is read and written in one step, with one exception.
+    A sequence's state is read in one slot and written into another, so that a step that fails can be computed again and
+    what it has read can be kept, or into the same one, so that it takes one slot alone. No slot is written twice, but
+    for -1, and none is read by a sequence and written by another, with one exception.
 
     The exception: rows of one sequence may be given as several, which leave a state each. Each but the first reads the
-    slot that the one before it writes, and each but the last has rows.
+    slot that the one before it writes, each but the last has rows, and none writes the slot that the first one reads.
 
     Attributes:
         query_start: [seqs + 1] int32: rows `query_start[i]` to `query_start[i + 1]` belong to sequence i, which may

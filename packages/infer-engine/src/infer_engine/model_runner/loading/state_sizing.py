@@ -1,14 +1,15 @@
 """Derives the number of slots for the states of sequences, beside the KV cache.
 
-    running    slots_per_sequence for each of `max_batch_size` sequences, so that none waits for a slot
+    running    one for each of `max_batch_size` sequences, so that none waits for a slot
     kept       up to `KEPT_PER_SEQUENCE` for each, if prefixes are cached: a conversation goes on from its last ones
-    drafts     one for each draft token of a step
+    drafts     one for each draft token of a step, and one for the state that they go on from
 
 Where memory is short, fewer are kept first, and then fewer sequences run at the same time.
 """
 
 from dataclasses import dataclass
 
+from infer_cache.states.state_slots import LEAST_SLOTS
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import KVMemory
 
@@ -42,7 +43,6 @@ def size_states(
     *,
     bytes_per_slot: int,
     max_batch_size: int,
-    slots_per_sequence: int,
     max_draft_rows: int,
     memory: KVMemory,
 ) -> StateSizes:
@@ -52,7 +52,6 @@ def size_states(
         config: the configuration.
         bytes_per_slot: bytes of one sequence's state in all layers; 0: the model has none.
         max_batch_size: most sequences that run at the same time.
-        slots_per_sequence: slots that each of them may hold.
         max_draft_rows: most draft tokens of a step.
         memory: bytes that keys, values and states may take together.
 
@@ -65,13 +64,14 @@ def size_states(
     given = config.state_cache_bytes
     if given is None:
         most = int(memory.share * STATE_SHARE) // bytes_per_slot
-        num_slots = min((slots_per_sequence + kept) * max_batch_size + max_draft_rows, most)
+        for_drafts = max_draft_rows + 1 if max_draft_rows else 0
+        num_slots = min(max((1 + kept) * max_batch_size + for_drafts, LEAST_SLOTS), most)
     else:
         num_slots = given // bytes_per_slot
-    if num_slots < slots_per_sequence:
+    if num_slots < LEAST_SLOTS:
         has = f"half of the cache's memory is {int(memory.share * STATE_SHARE)}" if given is None else f"it is {given}"
         raise ValueError(
-            f"`state_cache_memory` must be at least {slots_per_sequence * bytes_per_slot} bytes, the states that one "
+            f"`state_cache_memory` must be at least {LEAST_SLOTS * bytes_per_slot} bytes, the states that one "
             f"sequence of this model needs, but {has}."
         )
     if num_slots * bytes_per_slot > memory.free:

@@ -124,7 +124,7 @@ void pass(Matrix from, Matrix to, int64_t begin, int64_t end, const Token* writt
     if (READS) sums = *sums_of_read;
     const Delta d = WRITES ? *delta : Delta{};
     const Floats g = splat(decay);
-    const bool is_streamed = TO == To::MEMORY && to.is_streamed();
+    const bool is_streamed = TO == To::MEMORY && to.is_streamed() && to.at != from.at;  // else its lines are near
     for (int64_t row = begin; row < end; row++) {
         Floats state0 = load_vector<Floats>(from.at + row * from.stride);
         Floats state1 = load_vector<Floats>(from.at + row * from.stride + 16);

@@ -13,7 +13,7 @@ from infer_kernels.states.state_rows import StateRows
 
 TOKENS = (1, 7, 65)
 SLOTS = 11
-SEQUENCES = ((0, -1, 5), (1, 0, 6), (1, -1, 7), (7, 2, 8), (0, 4, 9), (2, 1, -1))
+SEQUENCES = ((0, -1, 5), (1, 0, 6), (1, -1, 7), (7, 2, 8), (0, 4, 9), (2, 1, -1), (1, 10, 10), (3, 3, 3))
 """Rows of each sequence, and the slots that are read and written: every kind of sequence."""
 CONVOLUTIONS = tuple(
     ConvolutionOps(channels=channels, width=width, is_gated=is_gated, has_bias=has_bias, has_silu=not is_gated)
@@ -129,8 +129,8 @@ def state_calls(dtype: torch.dtype) -> Iterator[OpCall]:
 
 
 def _calls_of(ops: ModelOps, tokens: int) -> Iterator[OpCall]:
-    """Yield calls of the ops of a model: a sequence that begins, one with one row and a state, and one that goes on."""
-    sequences = ((tokens // 2, -1, 5), (1, 0, 6), (tokens - tokens // 2, 1, 7))
+    """Yield calls of the ops of a model: a sequence that begins, and some that go on, in another slot and in place."""
+    sequences = ((tokens // 2, -1, 5), (1, 0, 6), (1, 2, 2), (tokens - tokens // 2, 1, 1))
     if ops.convolution is not None:
         yield convolution_call(ops.convolution, sequences, ops.dtype)
     if ops.delta_rule is not None:
