@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from infer_engine import EngineConfig, SamplingParams
-from infer_engine.model_runner.graphs.padded_shapes import LARGER_SIZES, MAX_CAPTURED_TOKENS
-from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes
+from infer_engine.model_runner.graphs.prompt_tokens import LayerWeights, limit_prompts_beside_decodes
 from infer_engine.protocol.sampling import SAMPLING_FIELDS
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import choose_block_size, size_step
+from infer_kernels.gpu import Gpu
 from infer_server import ServerSettings
 from infer_server.cli import main
 from infer_server.doctor.parts import CPU_TIMEOUT_S, GPU_TIMEOUT_S
@@ -85,7 +85,10 @@ def derived() -> dict[str, Numbers]:
     blocks = {size: choose_block_size(EngineConfig(), head_dim=size) for size in range(16, 257, 16)}
     first_wide = next(size for size in blocks if blocks[size] != blocks[16])
     prompts = [
-        limit_prompts_beside_decodes(gpu, most_prompt_tokens=size) for size in (MAX_CAPTURED_TOKENS, LARGER_SIZES[-1])
+        limit_prompts_beside_decodes(
+            gpu, LayerWeights(num_layers=28, of_a_token=weights, num_bytes=2 * weights), Gpu((9, 0), 132)
+        )
+        for weights in (7_500_000_000, 440_000_000)
     ]
     large, small = [each.max_prefill_tokens_beside_decodes for each in prompts]
     found: dict[str, dict[str, set[Any]]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infer_engine.model_runner.graphs.padded_shapes import MAX_CAPTURED_TOKENS, PaddedShapes
-from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens
+from infer_engine.model_runner.graphs.prompt_tokens import LayerWeights, most_captured_tokens
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_kernels.gpu import Gpu
 from infer_proofs.engine.interpreted.engine import run_interpreted
@@ -180,7 +180,8 @@ def test_larger_steps_with_prompts_are_captured_where_the_device_is_faster_than_
     gpu: Gpu, most: list[int]
 ) -> None:
     found = [
-        most_prompt_tokens(num_weights=int(weights), num_layers=layers, gpu=gpu) for weights, layers in MODELS.values()
+        most_captured_tokens(LayerWeights(num_layers=layers, of_a_token=int(weights), num_bytes=2 * int(weights)), gpu)
+        for weights, layers in MODELS.values()
     ]
     assert found == most
 

@@ -8,11 +8,12 @@ from infer_cache import KVPool, StatePool
 from infer_engine.model_runner.graphs.checks.graph_report import GraphReport
 from infer_engine.model_runner.graphs.gpu_graphs import GRAPH_CAPTURES, GPUGraphs
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.graphs.prompt_tokens import most_prompt_tokens_of
+from infer_engine.model_runner.graphs.prompt_tokens import LayerWeights, most_captured_tokens
 from infer_engine.model_runner.inputs.cache_views import DevicePlannedViews
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.rank_loading import LoadedRank
 from infer_kernels import AttentionBuffers, AttentionHeads
+from infer_kernels.gpu import describe_gpu
 from infer_models import AttentionSpec
 
 MAX_PARTIAL_BYTES = 256 << 20
@@ -92,7 +93,7 @@ def allocate_device_steps(loaded: LoadedRank) -> DeviceSteps:
         shapes = PaddedShapes(
             max_seqs=limits.max_rows,
             max_tokens=loaded.max_step_tokens,
-            max_prompt_tokens=most_prompt_tokens_of(model, device),
+            max_prompt_tokens=most_captured_tokens(LayerWeights.of(model), describe_gpu(device)),
         )
     input_buffers = loaded.allocate_input_buffers(has_metadata=True, padded_shapes=shapes)
     return DeviceSteps(

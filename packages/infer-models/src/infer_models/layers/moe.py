@@ -98,6 +98,18 @@ class Experts(ShardedLayer):
         self.is_invariant = factory.is_invariant
         self.adds_residual = factory.fused_products is not None and factory.shard.size == 1
 
+    @property
+    def num_weights(self) -> int:
+        """Weights of all matrices that this rank holds."""
+        return 3 * self.num_experts * self.inner.size * self.hidden_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the matrices, but for scales, as they are before `prepack` on a CPU."""
+        matrices = (self.gate_up_proj, self.down_proj)
+        values = [each.values if isinstance(each, QuantizedWeight) else each for each in matrices]
+        return sum(each.nbytes for each in values if isinstance(each, Tensor))
+
     def forward(self, routing: Routing) -> Tensor:
         """Map rows [tokens, hidden] to the weighted sum of their experts, [tokens, hidden]."""
         out = fused_moe(

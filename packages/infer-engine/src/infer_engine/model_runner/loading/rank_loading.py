@@ -9,7 +9,7 @@ import torch
 from infer_cache import KVPool, LayerGroups, StatePool
 from infer_engine.host_limits import read_host_limits
 from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
-from infer_engine.model_runner.graphs.prompt_tokens import limit_prompts_beside_decodes, most_prompt_tokens_of
+from infer_engine.model_runner.graphs.prompt_tokens import LayerWeights, limit_prompts_beside_decodes
 from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
 from infer_engine.model_runner.inputs.forward_batch import ROW_PARTS, STATES, RowPart
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
@@ -30,11 +30,12 @@ from infer_engine.sizing import (
     size_kv_cache,
     size_step,
 )
-from infer_engine.speculation.speculator import MAX_DRAFT_ROWS
+from infer_engine.speculation.draft_costs import ON_CPU, DraftCosts, costs_on_gpu
 from infer_kernels import KVScales
 from infer_kernels.cpu import library
 from infer_kernels.cpu.calls import DTYPES
 from infer_kernels.dispatch import TRITON_DEVICES
+from infer_kernels.gpu import describe_gpu
 from infer_models import AttentionSpec, ModelConfig, load_model
 from infer_models.tensor_parallel import Shard
 
@@ -52,6 +53,7 @@ class LoadedRank:
         kv_scales: by layer, of an fp8 cache; None: of another one.
         limits: limits of a step.
         speculation: how tokens are drafted; None: they are not.
+        draft_costs: what drafts cost.
         groups: the layers whose blocks are allocated together.
         block_size: tokens of a KV block.
         longest_seq_len: most tokens of a sequence that the KV cache could hold in all memory that was free before the
@@ -66,6 +68,7 @@ class LoadedRank:
     kv_scales: tuple[KVScales, ...] | None
     limits: SchedulerLimits
     speculation: Speculation | None
+    draft_costs: DraftCosts
     groups: LayerGroups
     block_size: int
     longest_seq_len: int
@@ -96,7 +99,6 @@ class LoadedRank:
             self.config,
             bytes_per_slot=StatePool.bytes_per_slot(self.model_config.states, dtype=self.dtype),
             max_batch_size=self.limits.max_batch_size,
-            slots_per_sequence=slots_per_sequence(self.config, self.rank_model.device),
             max_draft_rows=self.limits.max_draft_rows,
             memory=memory,
         )
@@ -206,7 +208,8 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     kernels = library(DTYPES[dtype]) if device.type == "cpu" else None
     limits = size_step(config, device=device, model_max_seq_len=model_config.max_position_embeddings)
     speculation = choose_speculation(config, device=device, has_cpu_kernels=kernels is not None)
-    limits = replace(limits, max_draft_rows=0 if speculation is None else MAX_DRAFT_ROWS)
+    costs = ON_CPU if speculation is None or device.type != "cuda" else costs_on_gpu(speculation.method)
+    limits = replace(limits, max_draft_rows=0 if speculation is None else costs.most_rows)
     with_mtp = speculation is not None and speculation.method == "mtp"
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
     bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
@@ -218,7 +221,6 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         config,
         bytes_per_slot=bytes_per_slot,
         max_batch_size=limits.max_batch_size,
-        slots_per_sequence=slots_per_sequence(config, device),
         max_draft_rows=limits.max_draft_rows,
         memory=memory,
     )
@@ -257,7 +259,11 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     )
     model.prepack()
     if device.type == "cuda":
-        limits = limit_prompts_beside_decodes(limits, most_prompt_tokens=most_prompt_tokens_of(model, device))
+        weights = LayerWeights.of(model)
+        limits = limit_prompts_beside_decodes(limits, weights, describe_gpu(device))
+        sizes = bytes_per_block(groups, attentions, block_size=block_size, kv_dtype=kv_dtype)
+        of_whole = sum(size for window, size in zip(groups.windows, sizes, strict=True) if window is None)
+        costs = replace(costs, key=of_whole / block_size * config.tensor_parallel_size / weights.num_bytes)
     return LoadedRank(
         rank_model=RankModel(model, device=device),
         model_config=model_config,
@@ -269,6 +275,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
         ),
         limits=limits,
         speculation=speculation,
+        draft_costs=costs,
         groups=groups,
         block_size=block_size,
         longest_seq_len=longest_seq_len,
@@ -314,11 +321,6 @@ def bytes_per_block(
             num_layers=1, kv_heads=spec.kv_heads, block_size=block_size, head_dim=spec.head_dim, dtype=dtype
         )
     return sizes
-
-
-def slots_per_sequence(config: EngineConfig, device: torch.device) -> int:
-    """Return how many slots of states a sequence may hold: those that a step reads and writes, and the step before."""
-    return 3 if config.schedules_ahead(on_gpu=device.type == "cuda") else 2
 
 
 def group_layers(config: EngineConfig, model_config: ModelConfig) -> LayerGroups:
