@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from infer_engine.model_runner import runner
-from infer_engine.model_runner.loading.warm_up import warm_up, warm_up_gpu
+from infer_engine.model_runner.loading import rank_loading
+from infer_engine.model_runner.loading.warm_up import warm_up, warm_up_gpu, warm_up_mtp
+from infer_engine.model_runner.mtp_drafter import MTPDrafter
 from infer_engine.protocol import SamplingParams
 from infer_engine.scheduling import SchedulerLimits
 from infer_kernels import resolve_token_ids
 from infer_proofs.engine.models import GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
 from infer_proofs.kernels.compiled.ahead_of_time import record_variants
+from infer_proofs.models.checkpoints import save_mtp
 
 LIMITS = SchedulerLimits(max_batch_size=24, max_num_batched_tokens=256, prefill_chunk_size=100)
 VOCAB_SIZE = 320
@@ -29,7 +32,9 @@ def resolve_to_zeros(input_ids: torch.Tensor, latest_tokens: torch.Tensor) -> No
 
 
 @contextmanager
-def variants_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModelEngine, set[tuple[str, str]]]]:
+def variants_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any
+) -> Iterator[tuple[ModelEngine, set[tuple[str, str]]]]:
     """Yield an engine that takes the path of a GPU, and the kernels that it would compile there.
 
     No kernel computes anything, so memory has to begin with values that PyTorch can index with.
@@ -46,6 +51,7 @@ def variants_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
             max_batch_size=LIMITS.max_batch_size,
             max_num_batched_tokens=LIMITS.max_num_batched_tokens,
             prefill_chunk_size=LIMITS.prefill_chunk_size,
+            **config,
         )
         yield engine, variants
 
@@ -88,6 +94,27 @@ def test_no_step_compiles_a_kernel_after_the_warm_up(
         assert num_steps > 30
         for seed in range(3):
             run_anything(engine, seed=seed)
+        assert {kernel for kernel, _ in variants - after_warm_up} == set()
+
+
+def test_no_draft_of_an_mtp_layer_compiles_a_kernel_after_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its keys are in the model's dtype, also where those of all other layers are in eight bits.
+    monkeypatch.setattr(rank_loading, "choose_kv_cache_dtype", lambda *_, **__: torch.float8_e4m3fn)
+    save_mtp(tmp_path, save_servable("qwen3_5", tmp_path, head_dim=64))
+    with variants_of(tmp_path, monkeypatch, speculative_config='{"method": "mtp"}') as (engine, variants):
+        layer = engine.core._speculator._draft_layer  # type: ignore[union-attr]  # noqa: SLF001 - as an engine on a GPU warms it up
+        assert isinstance(layer, MTPDrafter)
+        warm_up(engine.observer.runner, LIMITS, max_seq_len=MAX_SEQ_LEN, vocab_size=VOCAB_SIZE)
+        of_steps = set(variants)
+        warm_up_mtp(layer, LIMITS, max_seq_len=MAX_SEQ_LEN)
+        after_warm_up = set(variants)
+        assert of_steps < after_warm_up
+        for seed, length in enumerate((1, 2, 15, 16, 17, 64, 99)):
+            engine.complete(random_prompt(length, seed=seed), max_tokens=9)
+        run_anything(engine, seed=3)
+        assert engine.core.stats.num_drafts > 0
         assert {kernel for kernel, _ in variants - after_warm_up} == set()
 
 

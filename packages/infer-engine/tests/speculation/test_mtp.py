@@ -1,7 +1,7 @@
 """Drafts by the layer of a model that predicts a token further (MTP): what it says, and that no token changes."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from infer_engine import LLM
 from infer_engine.messages import TokenOutput
 from infer_engine.model_runner.mtp_drafter import MTPDrafter
 from infer_engine.protocol import CheckpointUnusableError, EngineConfig, SamplingParams, StructuredOutputs
-from infer_engine.request import Request
+from infer_engine.request import Request, StepRow
+from infer_engine.speculation.draft_costs import ON_CPU
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_models import CausalView, load_model
 from infer_proofs.engine.faults import Fault
@@ -45,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "failing steps": {"faults": [Fault(stage="forward", step=step, times=1) for step in (4, 7, 8, 15)]},
     "contiguous": {"kv_cache_backend": "contiguous"},
     "prefill first": {"scheduler_policy": "prefill_first"},
+    "scheduled ahead": {"use_async_scheduling": True, "block_size": 4},
 }
 
 
@@ -106,6 +108,44 @@ def test_a_layer_that_is_right_takes_a_quarter_of_the_steps(temperature: float, 
     assert drafted == plain
     assert served.core.stats.num_accepted_tokens > 0.9 * served.core.stats.num_draft_tokens
     assert served.core.stats.num_steps < 0.4 * before.core.stats.num_steps
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["in turn", "scheduled ahead"])
+def test_where_many_requests_run_the_layer_computes_nothing(tmp_path: Path, *, is_ahead: bool) -> None:
+    save_mtp(tmp_path, save_servable("qwen3_5", tmp_path))
+    save_mtp_of_pairs(tmp_path)
+    config: dict[str, Any] = {"use_async_scheduling": is_ahead, "block_size": 4}
+    plain, drafting = ModelEngine(tmp_path, **config), ModelEngine(tmp_path, speculative_config=MTP, **config)
+    layer = drafting.core._speculator._draft_layer  # type: ignore[union-attr]  # noqa: SLF001 - its work is on no wire
+    assert isinstance(layer, MTPDrafter)
+    computed: list[int] = []
+    compute = layer._compute  # noqa: SLF001 - as above
+
+    def counted(rows: Sequence[StepRow], *args: Any) -> torch.Tensor:
+        computed.append(len(rows))
+        return compute(rows, *args)
+
+    layer._compute = counted  # type: ignore[method-assign, assignment]  # noqa: SLF001 - as above
+    answers: list[dict[str, list[int]]] = []
+    for engine in (plain, drafting):
+        for seed in range(12):
+            params = SamplingParams(temperature=0, ignore_eos=True)
+            engine.submit(f"{seed}", random_prompt(9 + seed, seed=seed), max_tokens=12 + 3 * (seed == 5), params=params)
+        outputs: list[TokenOutput] = []
+        while engine.core.has_work:
+            outputs += engine.step().outputs
+            num_requests = engine.core.stats.num_running + engine.core.stats.num_waiting
+            if engine is drafting and num_requests > ON_CPU.most_decodes:
+                assert not computed
+        answers.append(
+            {f"{seed}": tokens_of([each for each in outputs if each.request_id == f"{seed}"]) for seed in range(12)}
+        )
+    assert answers[0] == answers[1]
+    assert computed, "the last request ran alone"
+    assert max(computed) <= ON_CPU.most_decodes
+    before = drafting.core.stats.num_accepted_tokens
+    drafting.complete(random_prompt(8), max_tokens=20, params=SamplingParams(temperature=0, ignore_eos=True))
+    assert drafting.core.stats.num_accepted_tokens - before > 10
 
 
 class Told:

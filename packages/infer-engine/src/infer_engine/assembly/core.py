@@ -168,6 +168,7 @@ def build_core(
         make_speculator=make_speculator(
             loaded.speculation,
             max_rows=loaded.limits.max_rows,
+            costs=loaded.draft_costs,
             keeps_answers=config.caches_prefixes,
             **_drafting(draft, loaded),
         ),

@@ -23,9 +23,9 @@ from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.loading.memory_profile import measure_step_bytes
-from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank, slots_per_sequence
+from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank
 from infer_engine.model_runner.loading.state_sizing import StateSizes
-from infer_engine.model_runner.loading.warm_up import warm_up_gpu
+from infer_engine.model_runner.loading.warm_up import warm_up_gpu, warm_up_mtp
 from infer_engine.model_runner.mtp_drafter import MTPDrafter
 from infer_engine.model_runner.rank_model import BatchModel
 from infer_engine.model_runner.runner import ModelRunner, use_device
@@ -36,6 +36,7 @@ from infer_engine.sampling.logit_edits import SuppressedTokens
 from infer_engine.sampling.sampler import NONE_SUPPRESSED, Sampler
 from infer_engine.scheduling import SchedulerLimits
 from infer_engine.sizing import KVMemory, KVSizes, kv_memory, resolve_device
+from infer_engine.speculation.draft_costs import DraftCosts
 from infer_engine.step_runner import StepRunner
 from infer_kernels.cpu import NotCapturableError, library
 from infer_kernels.cpu.calls import DTYPES
@@ -59,6 +60,7 @@ class LoadedRunner:
         num_blocks: number of KV blocks, by group of layers.
         state_slots: the slots of sequences' states; None if the model has none.
         speculation: how tokens are drafted; None: they are not.
+        draft_costs: what drafts cost.
         mtp_drafter: the layer of the model that drafts, if that is how.
         windows: sliding window, or None, by group of layers.
         kv_format: how blocks hold keys and values, a part of their hashes.
@@ -73,6 +75,7 @@ class LoadedRunner:
     num_blocks: tuple[int, ...]
     state_slots: StateSlots | None
     speculation: Speculation | None
+    draft_costs: DraftCosts
     mtp_drafter: MTPDrafter | None
     windows: tuple[int | None, ...]
     kv_format: str
@@ -246,20 +249,11 @@ def _finish(
     config, model, device = loaded.config, loaded.rank_model.model, loaded.rank_model.device
     mtp_drafter = state_slots = None
     if cache.mtp_pool is not None:
-        runner.keeps_hidden = True
-        mtp_drafter = MTPDrafter(
-            model,
-            runner,
-            input_buffers=loaded.allocate_input_buffers(),
-            views=HostPlannedViews(cache.mtp_pool, device=device, batch_invariant=config.batch_invariant),
-            sampler=vocabulary.new_sampler(loaded),
-        )
+        mtp_drafter = _new_mtp_drafter(loaded, vocabulary, runner, cache.mtp_pool)
+        if device.type == "cuda":
+            warm_up_mtp(mtp_drafter, loaded.limits, max_seq_len=cache.kv.max_seq_len)
     if cache.state_pool is not None:
-        state_slots = StateSlots(
-            cache.states.num_slots,
-            slots_per_sequence=slots_per_sequence(config, device),
-            keeps_states=config.caches_prefixes,
-        )
+        state_slots = StateSlots(cache.states.num_slots, keeps_states=config.caches_prefixes)
     info = EngineInfo(
         model=config.model or default_model_name(),
         architecture=loaded.model_config.model_type,
@@ -281,6 +275,7 @@ def _finish(
         num_blocks=cache.kv.num_blocks,
         state_slots=state_slots,
         speculation=loaded.speculation,
+        draft_costs=loaded.draft_costs,
         mtp_drafter=mtp_drafter,
         windows=loaded.groups.windows,
         kv_format=cache.pool.kv_format,
@@ -288,6 +283,20 @@ def _finish(
         eos_token_ids=vocabulary.eos_token_ids,
         info=info,
         close=close,
+    )
+
+
+def _new_mtp_drafter(loaded: LoadedRank, vocabulary: _Vocabulary, runner: ModelRunner, pool: KVPool) -> MTPDrafter:
+    """Return what drafts by a layer of the model, whose keys and values are in `pool`, for the requests of `runner`."""
+    runner.keeps_hidden = True
+    device, batch_invariant = loaded.rank_model.device, loaded.config.batch_invariant
+    return MTPDrafter(
+        loaded.rank_model.model,
+        runner,
+        input_buffers=loaded.allocate_input_buffers(),
+        views=HostPlannedViews(pool, device=device, batch_invariant=batch_invariant),
+        sampler=vocabulary.new_sampler(loaded),
+        dtype=loaded.dtype,
     )
 
 
@@ -317,12 +326,17 @@ def _measure_step_bytes(
     states = loaded.allocate_state_pool(0)  # made-up requests have none
     loaded.rank_model.use_cache(steps.views(pool, states))
     whole = replace(vocabulary, size=loaded.model_config.vocab_size)
+    runner = whole.new_runner(loaded, model, steps.input_buffers)
+    mtp_drafter = None
+    if loaded.rank_model.model.mtp is not None:
+        mtp_drafter = _new_mtp_drafter(loaded, whole, runner, loaded.allocate_mtp_pool(num_blocks))
     step_bytes = measure_step_bytes(
-        whole.new_runner(loaded, model, steps.input_buffers),
+        runner,
         max_tokens=loaded.max_step_tokens,
         max_batch_size=loaded.limits.max_rows,
         max_seq_len=loaded.longest_seq_len,
         device=loaded.rank_model.device,
+        mtp_drafter=mtp_drafter,
     )
     ranks.send(MeasureCaptures())
     return step_bytes + steps.measure_captures(pool, states)

@@ -16,6 +16,7 @@ from infer_engine.model_runner.loading.weight_dtype import choose_dtype
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import choose_block_size, resolve_device, size_step
+from infer_engine.speculation.draft_costs import ON_CPU
 from infer_kernels import linear
 from infer_models import CausalLM, CheckpointError, ModelConfig
 from infer_models.checkpoint import read_checkpoint_config
@@ -128,6 +129,7 @@ def sized_rank(read: ReadModel, model: CausalLM) -> LoadedRank:
         kv_dtype=kv_dtype,
         kv_scales=None,
         speculation=None,
+        draft_costs=ON_CPU,
         limits=size_step(read.engine_config, device=device, model_max_seq_len=read.config.max_position_embeddings),
         groups=group_layers(read.engine_config, read.config),
         block_size=choose_block_size(read.engine_config, head_dim=read.config.head_dim),

@@ -6,7 +6,8 @@
 
 The layer has keys and values of its own, in blocks with the numbers of the model's. So the blocks of a cached prefix
 hold both, but for the last token of a block: its next token may be another. Drafts store theirs too, which the next
-step overwrites. What it has not seen, as after a step that was repeated in parts, costs right drafts and nothing else.
+step overwrites. What it has not seen, as where many requests ran or a step was repeated in parts, costs right drafts
+and nothing else.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from infer_cache.paged_manager import TableEdit
 from infer_engine.model_runner.inputs.cache_views import CacheViews
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
+from infer_engine.model_runner.loading.dummy_requests import GREEDY, dummy_request
 from infer_engine.model_runner.runner import ModelRunner
+from infer_engine.protocol import SamplingParams
 from infer_engine.request import Request, RequestState, StepRow
 from infer_engine.sampling.sampler import Sampler
-from infer_engine.scheduling import RowEdit, Schedule
+from infer_engine.scheduling import Schedule
 from infer_engine.speculation.drafts import DraftRow, FixedMask, JoinedTokens
 from infer_engine.speculation.proposals import Proposal, Source
 from infer_models import CausalLM
@@ -53,8 +57,9 @@ class MTPDrafter:
         input_buffers: InputBuffers,
         views: CacheViews,
         sampler: Sampler,
+        dtype: torch.dtype,
     ) -> None:
-        """Draft for the requests of `runner`, which computes `model` and must keep its hidden states.
+        """Draft for the requests of `runner`, which computes `model` in `dtype` and must keep its hidden states.
 
         `input_buffers`, `views` and `sampler` are those of this layer alone.
         """
@@ -63,8 +68,10 @@ class MTPDrafter:
         self._input_buffers = input_buffers
         self._views = views
         self._sampler = sampler
-        self._edits: list[RowEdit] = []
+        self._dtype = dtype
+        self._edits: dict[tuple[int, int, int], int] = {}  # blocks by row, group and column, not in the tables yet
         self._predicted: dict[str, _Predicted] = {}
+        self._drafted: dict[str, list[int]] = {}  # by request, for the step that is being prepared
 
     @property
     def cost(self) -> float:
@@ -72,14 +79,16 @@ class MTPDrafter:
         model, config = self._model, self._model.config
         return (model.num_mtp_parameters + config.vocab_size * config.hidden_size) / model.num_parameters
 
-    def prepare(self, schedule: Schedule) -> None:
+    def follow(self, schedule: Schedule) -> None:
         """Take over the block tables of `schedule`, whose decodes may then get drafts."""
-        self._edits += schedule.table_edits
+        self._drafted.clear()
+        for row, edit in schedule.table_edits:
+            for column, block_id in enumerate(edit.block_ids, edit.column):
+                self._edits[row, edit.group, column] = block_id
 
     @torch.inference_mode()
     def absorb(self, schedule: Schedule) -> None:
         """Compute the layer for what `schedule` has computed; the tokens that it gave are known."""
-        self._edits += schedule.table_edits  # those for drafts came after `prepare`; the others change nothing again
         running = self._predicted.values()
         self._predicted = {each.request.request_id: each for each in running if each.request.row >= 0}
         hidden = self._runner.take_hidden(schedule)
@@ -91,48 +100,84 @@ class MTPDrafter:
         counts = [len(row.token_ids) - row.num_computed_tokens for row in rows]
         indices = torch.cat([torch.arange(first, first + count) for first, count in zip(firsts, counts, strict=True)])
         predicted = self._compute(rows, counts, hidden.index_select(0, indices.to(hidden.device)))
-        ends = torch.tensor(counts).cumsum(0).tolist()
         requests = {request.request_id: request for request, _ in schedule.items}
-        for row, end in zip(rows, ends, strict=True):
+        for row, of_row in zip(rows, _last_rows(predicted, counts), strict=True):
             request = requests[row.request_id]
             if request.state is RequestState.DECODE and request.num_computed_tokens == len(request.token_ids) - 1:
-                self._predicted[row.request_id] = _Predicted(
-                    request, len(request.token_ids), predicted[end - 1 : end].clone()
-                )
+                self._predicted[row.request_id] = _Predicted(request, len(request.token_ids), of_row)
 
     def proposer(self, request: Request) -> "MTPProposer":
         """Return what drafts for `request`."""
         return MTPProposer(self, request)
 
-    @torch.inference_mode()
     def draft(self, request: Request, limit: int) -> list[int]:
         """Return up to `limit` tokens behind those of `request`: as far as its blocks reach."""
+        if request.request_id not in self._drafted:
+            self.draft_together([(request, limit)])
+        return self._drafted.pop(request.request_id)[:limit]
+
+    @torch.inference_mode()
+    def draft_together(self, wanted: Sequence[tuple[Request, int]]) -> None:
+        """Draft for requests of one step together, each up to so many tokens: one pass for each place behind them."""
+        self._drafted.update({request.request_id: [] for request, _ in wanted})
+        left = [(request, min(limit, 2 + request.capacity - len(request.token_ids))) for request, limit in wanted]
+        left = [(request, limit) for request, limit in left if limit > 0 and self._knows(request)]
+        hidden = torch.cat([self._predicted[each.request_id].hidden for each, _ in left]) if left else torch.empty(0)
+        while left:
+            chosen = self._draw(hidden, [(request, self._drafted[request.request_id]) for request, _ in left])
+            for (request, _), token_id in zip(left, chosen, strict=True):
+                self._drafted[request.request_id].append(token_id)
+            going_on = [
+                number for number, (each, most) in enumerate(left) if len(self._drafted[each.request_id]) < most
+            ]
+            left = [left[number] for number in going_on]
+            if left:
+                hidden = hidden.index_select(0, torch.tensor(going_on, device=hidden.device))
+                hidden = self._compute([self._behind(request) for request, _ in left], [1] * len(left), hidden)
+
+    def _knows(self, request: Request) -> bool:
+        """Whether the layer has seen the last token of `request`."""
         known = self._predicted.get(request.request_id)
-        num_tokens = len(request.token_ids)
-        if known is None or known.num_tokens != num_tokens:
-            return []
-        hidden = known.hidden
-        drafts: list[int] = []
-        limit = min(limit, 1 + request.capacity - (num_tokens - 1))
-        while len(drafts) < limit:
-            if drafts:
-                row = _layer_row(request, num_tokens - 2 + len(drafts), drafts[-1:])
-                hidden = self._compute([row], [1], hidden)
-            drafts.append(self._draw(hidden, request, drafts))
-        return drafts
+        return known is not None and known.num_tokens == len(request.token_ids)
 
-    def _draw(self, hidden: Tensor, request: Request, drafts: list[int]) -> int:
-        """Return what `request` would draw behind `drafts`, by its own random numbers."""
-        row: StepRow = request
-        if drafts:
-            constraint = None if request.constraint is None else FixedMask(None)
-            row = DraftRow(request, drafts.copy(), constraint=constraint)
-        return self._sampler.launch(self._model.logits(hidden), [row]).wait().token_ids[0]
+    def _behind(self, request: Request) -> StepRow:
+        """Return the layer's row of the last draft of `request`."""
+        drafts = self._drafted[request.request_id]
+        return _layer_row(request, len(request.token_ids) - 2 + len(drafts), drafts[-1:])
 
-    def _compute(self, rows: Sequence[StepRow], counts: list[int], hidden: Tensor) -> Tensor:
-        """Return what the LM head reads of the tokens behind those of `rows`, [tokens, hidden]."""
-        edits, self._edits = self._edits, []
+    @torch.inference_mode()
+    def compute_made_up(
+        self, counts: Sequence[int], params: SamplingParams = GREEDY, *, start: int = 0, first_row: int = 0
+    ) -> None:
+        """Compute the layer for so many tokens of requests that nobody sent, and draft two of each by `params`.
+
+        They are those from position `start` on, and overwrite the first block. The requests' rows of the block tables
+        are those from `first_row` on.
+        """
+        requests = [dummy_request([0] * count, params=params, row=row) for row, count in enumerate(counts, first_row)]
+        rows = [_layer_row(request, start, [0] * count) for request, count in zip(requests, counts, strict=True)]
+        predicted = self._compute(rows, list(counts))
+        hidden = torch.cat(list(_last_rows(predicted, counts)))
+        drafts = self._draw(hidden, [(request, []) for request in requests])
+        self._draw(hidden, [(request, [draft]) for request, draft in zip(requests, drafts, strict=True)])
+
+    def _draw(self, hidden: Tensor, drafted: Sequence[tuple[Request, list[int]]]) -> list[int]:
+        """Return what each request would draw behind its drafts, by its own random numbers."""
+        rows = [
+            DraftRow(request, drafts.copy(), constraint=None if request.constraint is None else FixedMask(None))
+            if drafts
+            else request
+            for request, drafts in drafted
+        ]
+        return self._sampler.launch(self._model.logits(hidden), rows).wait().token_ids
+
+    def _compute(self, rows: Sequence[StepRow], counts: list[int], hidden: Tensor | None = None) -> Tensor:
+        """Return what the LM head reads of the tokens behind those of `rows`, [tokens, hidden]; None: zeros."""
+        edits = [(row, TableEdit(group, column, [block])) for (row, group, column), block in self._edits.items()]
+        self._edits = {}
         batch = self._input_buffers.build(list(zip(rows, counts, strict=True)), edits)
+        if hidden is None:
+            hidden = batch.input_ids.new_zeros(sum(counts), self._model.config.hidden_size, dtype=self._dtype)
         return self._model.predict_further(batch.input_ids, hidden, batch.position_ids, self._views.view(batch))
 
 
@@ -165,6 +210,12 @@ def _rows_of(schedule: Schedule) -> tuple[list[StepRow], list[int]]:
             rows.append(_layer_row(request, start, next_tokens))
             firsts.append(first)
     return rows, firsts
+
+
+def _last_rows(predicted: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Return a copy of the last of each of `counts` rows of `predicted`, [1, hidden], without the memory of others."""
+    ends = torch.tensor(counts).cumsum(0) - 1
+    return torch.split(predicted.index_select(0, ends.to(predicted.device)), 1)
 
 
 def _layer_row(request: StepRow, first: int, next_tokens: list[int]) -> StepRow:

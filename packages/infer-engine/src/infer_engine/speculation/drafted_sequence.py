@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from infer_engine.protocol.stats import NO_DRAFTS
 from infer_engine.request import Request
 from infer_engine.speculation.acceptance_rate import AcceptanceRate
+from infer_engine.speculation.draft_costs import ON_CPU, DraftCosts
 from infer_engine.speculation.drafts import DraftRow, FixedMask
 from infer_engine.speculation.proposals import Proposal, Proposer, Source
 from infer_engine.structured.errors import GrammarError
@@ -42,6 +43,7 @@ class DraftedSequence:
     """
 
     __slots__ = (
+        "_costs",
         "_draft_model_cost",
         "_last_drafts",
         "_num_accepted",
@@ -60,9 +62,10 @@ class DraftedSequence:
         proposer: Proposer,
         *,
         on_accepted: Callable[[Request, int], None],
+        costs: DraftCosts = ON_CPU,
         draft_model_cost: float | None = None,
     ) -> None:
-        """Draft what `proposer` and the grammar of `request` propose.
+        """Draft what `proposer` and the grammar of `request` propose, as far as it pays by `costs`.
 
         `on_accepted` is called with the request for each draft that it takes, and the draft's number in its step. If
         `proposer` is a model, `draft_model_cost` is the share of a step that one of its own takes.
@@ -70,10 +73,9 @@ class DraftedSequence:
         self.request = request
         self._proposer = proposer
         self._on_accepted = on_accepted
+        self._costs = costs
         self._draft_model_cost = draft_model_cost
         self._rates = {source: AcceptanceRate(right) for source, right in _EXPECTED.items()}
-        if draft_model_cost is not None:
-            self._rates[Source.DRAFT_MODEL] = AcceptanceRate(_EXPECTED[Source.DRAFT_MODEL], cost=draft_model_cost)
         self._last_drafts = dict.fromkeys(Source, 0)  # how long the request was when it got some
         self._waits = dict.fromkeys(Source, _SHORTEST_WAIT)
         self._source = Source.SHORT_MATCH  # of the drafts of the latest step
@@ -102,16 +104,23 @@ class DraftedSequence:
         drafts = proposal.token_ids[:best]
         return [_Draft(token_id, None) for token_id in drafts] if constraint is None else self._allowed(drafts, best)
 
+    def most_computed(self, limit: int) -> int:
+        """Return how many drafts, up to `limit`, a model is to compute: each costs time, so no more than are wanted."""
+        return self._best_count(Source.DRAFT_MODEL, limit)
+
     def _propose(self, limit: int) -> Proposal:
-        if self._draft_model_cost is not None:  # what it makes costs time, so no more than are wanted
-            limit = self._best_count(Source.DRAFT_MODEL, limit)
+        if self._draft_model_cost is not None:
+            limit = self.most_computed(limit)
         return self._proposer.propose(self.request.token_ids, limit)
 
     def _best_count(self, source: Source, limit: int) -> int:
         """Return how many drafts of `source`, up to `limit`, are worth their cost, or are tried once again."""
-        best = self._rates[source].best_count(limit)
-        waited = len(self.request.token_ids) - self._last_drafts[source]
-        is_due = self._rates[source].may_pay and waited >= self._waits[source]
+        num_tokens = len(self.request.token_ids)
+        cost = self._costs.of_row(num_tokens)
+        if source is Source.DRAFT_MODEL:
+            cost += self._draft_model_cost or 0.0
+        best = self._rates[source].best_count(limit, cost=cost)
+        is_due = cost < 1 and num_tokens - self._last_drafts[source] >= self._waits[source]
         return best or (min(_PROBE, limit) if is_due else 0)
 
     def rows(self, drafts: list[_Draft], state_moves: "Sequence[StateMove]") -> list[DraftRow]:

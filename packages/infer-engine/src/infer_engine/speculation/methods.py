@@ -7,6 +7,7 @@ from infer_engine.protocol.config.speculation import Speculation
 from infer_engine.protocol.stats import StepCounts
 from infer_engine.request import Request
 from infer_engine.scheduling import BaseScheduler
+from infer_engine.speculation.draft_costs import ON_CPU, DraftCosts
 from infer_engine.speculation.ngram import NgramProposer
 from infer_engine.speculation.proposals import DraftLayer, Proposer
 from infer_engine.speculation.speculator import MakeProposer, Speculator
@@ -17,6 +18,7 @@ def make_speculator(
     *,
     max_rows: int,
     keeps_answers: bool,
+    costs: DraftCosts = ON_CPU,
     draft_model: MakeProposer | None = None,
     draft_model_cost: float = 0.0,
     draft_layer: DraftLayer | None = None,
@@ -26,6 +28,7 @@ def make_speculator(
     Args:
         speculation: how tokens are drafted.
         max_rows: most rows of a step.
+        costs: what drafts cost.
         keeps_answers: whether requests of one salt may find what others of it were answered.
         draft_model: makes what drafts by a model or by a layer of this one, if that is the method.
         draft_model_cost: as for `DraftedSequence`.
@@ -39,6 +42,7 @@ def make_speculator(
             draft_model,
             num_tokens=speculation.num_tokens,
             max_rows=max_rows,
+            costs=costs,
             draft_model_cost=draft_model_cost,
             draft_layer=draft_layer,
         )
@@ -49,6 +53,7 @@ def make_speculator(
             lambda _: NgramProposer(shortest=shortest, longest=longest),
             num_tokens=speculation.num_tokens,
             max_rows=max_rows,
+            costs=costs,
         )
     from infer_engine.speculation.answer_history import AnswerHistory  # noqa: PLC0415 - numpy: only where it drafts
     from infer_engine.speculation.suffix import SuffixProposer  # noqa: PLC0415 - as above
@@ -66,4 +71,11 @@ def make_speculator(
         if history is not None:
             history.add(request.submission.cache_salt, request.token_ids, num_prompt_tokens=request.num_prompt_tokens)
 
-    return partial(Speculator, make_proposer, num_tokens=speculation.num_tokens, max_rows=max_rows, on_ended=add_answer)
+    return partial(
+        Speculator,
+        make_proposer,
+        num_tokens=speculation.num_tokens,
+        max_rows=max_rows,
+        costs=costs,
+        on_ended=add_answer,
+    )

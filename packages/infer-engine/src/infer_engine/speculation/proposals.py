@@ -5,6 +5,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from infer_engine.request import Request
     from infer_engine.scheduling import Schedule
 
 
@@ -35,8 +36,11 @@ class Proposer(Protocol):
 class DraftLayer(Protocol):
     """A layer of the model that drafts, with keys and values of its own."""
 
-    def prepare(self, schedule: "Schedule", /) -> None:
-        """Take over the block tables of a schedule, before tokens are drafted for it."""
+    def follow(self, schedule: "Schedule", /) -> None:
+        """Take over the block tables of a schedule, before tokens are drafted for it or a later one."""
+
+    def draft_together(self, wanted: "Sequence[tuple[Request, int]]", /) -> None:
+        """Draft for requests of one step together, each up to so many tokens, which its proposer returns then."""
 
     def absorb(self, schedule: "Schedule", /) -> None:
-        """Compute the layer for what a schedule has computed; the tokens that it gave are known."""
+        """Compute the layer for the latest schedule, which is computed; the tokens that it gave are known."""

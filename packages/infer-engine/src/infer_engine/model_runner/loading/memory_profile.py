@@ -1,6 +1,7 @@
 """Measures the memory of the largest step, without weights and KV cache, by computing one."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from infer_engine.request import Request
 from infer_engine.scheduling import Schedule
 from infer_engine.step_runner import StepRunner
 
+if TYPE_CHECKING:
+    from infer_engine.model_runner.mtp_drafter import MTPDrafter
+
 # Top-p needs scratch memory, penalties keep state, and log-probabilities need a copy of the logits.
 _COSTLIEST = SamplingParams(
     max_tokens=1, top_p=0.9, frequency_penalty=0.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
@@ -18,12 +22,18 @@ _COSTLIEST = SamplingParams(
 
 
 def measure_step_bytes(
-    runner: StepRunner, *, max_tokens: int, max_batch_size: int, max_seq_len: int, device: torch.device
+    runner: StepRunner,
+    *,
+    max_tokens: int,
+    max_batch_size: int,
+    max_seq_len: int,
+    device: torch.device,
+    mtp_drafter: "MTPDrafter | None" = None,
 ) -> int:
     """Return the bytes that the largest step takes from a GPU, what torch keeps for the next one included; 0 on a CPU.
 
     All its requests use the most expensive sampling. So memory for the state of penalties is reserved, even if no
-    request has penalties.
+    request has penalties. `mtp_drafter` computes its layer for the tokens of that step, and drafts.
     """
     if device.type == "cpu":
         return 0
@@ -31,6 +41,8 @@ def measure_step_bytes(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     run_largest_step(runner, max_tokens=max_tokens, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    if mtp_drafter is not None:
+        mtp_drafter.compute_made_up([min(max_tokens, max_seq_len)], _COSTLIEST, first_row=max_batch_size - 1)
     torch.cuda.synchronize(device)
     taken = torch.cuda.max_memory_reserved(device) - before
     torch.cuda.empty_cache()

@@ -22,6 +22,7 @@ from infer_engine.speculation.drafts import FixedMask
 from infer_engine.step_runner import StepRunner
 
 if TYPE_CHECKING:
+    from infer_engine.model_runner.mtp_drafter import MTPDrafter
     from infer_engine.structured.constraint import Constraint
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,19 @@ def warm_up(runner: StepRunner, limits: SchedulerLimits, *, max_seq_len: int, vo
                 compute(*decodes(count, params))
             compute(*decodes(count, masked=True))
     return num_steps
+
+
+def warm_up_mtp(drafter: "MTPDrafter", limits: SchedulerLimits, *, max_seq_len: int) -> None:
+    """Compute the layer of `drafter` for every kind of rows, and draft by every kind of sampling, as `warm_up`."""
+    longest = min(limits.prefill_chunk_size or limits.max_num_batched_tokens, max_seq_len - 1)
+    for length in _powers_of_two(longest):
+        drafter.compute_made_up([length])
+    for params in _kinds_of_sampling():  # as its sampler has memory of its own, for fewer rows
+        drafter.compute_made_up([1], params, start=1)
+        if limits.max_rows > 1:
+            drafter.compute_made_up([1, 1], params, start=1)
+    if limits.max_rows > 1:
+        drafter.compute_made_up([1, min(3, longest)], start=1)
 
 
 def _kinds_of_sampling() -> Iterator[SamplingParams]:

@@ -122,13 +122,6 @@ class SchedulerOptions(OptionGroup):
                 why="and the second pass of a step needs the results of the first",
                 fix="leave one of them out",
             )
-        if self.use_async_scheduling and self._needs_hidden_states:
-            raise self.conflict(
-                self.speculation_field,
-                "use_async_scheduling",
-                why="and the layer that drafts reads each step before the next one is computed",
-                fix="leave one of them out",
-            )
         if self.speculative_model is not None and self.speculative_config is not None:
             raise self.conflict(
                 "speculative_model",
@@ -155,10 +148,6 @@ class SchedulerOptions(OptionGroup):
         return None if self.speculative_config is None else parse_speculation("", self.speculative_config)
 
     @property
-    def _needs_hidden_states(self) -> bool:
-        return self.speculation is not None and self.speculation.method == "mtp"
-
-    @property
     def speculation_field(self) -> str:
         """The field that says how tokens are drafted."""
         return "speculative_config" if self.speculative_model is None else "speculative_model"
@@ -177,7 +166,7 @@ class SchedulerOptions(OptionGroup):
 
     def schedules_ahead(self, *, on_gpu: bool) -> bool:
         """Return whether the next step is scheduled while the device computes this one."""
-        possible = self.scheduler_policy != "prefill_first" and not self._needs_hidden_states
+        possible = self.scheduler_policy != "prefill_first"
         return possible and (on_gpu if self.use_async_scheduling is None else self.use_async_scheduling)
 
     def _check_chunk_size(self) -> None:
