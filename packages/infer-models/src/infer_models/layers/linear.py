@@ -110,7 +110,7 @@ class RowParallelLinear(LinearBase):
         return self.shard.all_reduce(self.term(x))
 
     def term(self, x: Tensor) -> Tensor:
-        """Return this rank's term of the sum, [tokens, out_features]; all ranks hold the bias, and the first adds it."""
+        """Return this rank's term of the sum, [tokens, out_features]; all ranks hold the bias, the first adds it."""
         return self.products.linear(x, self.weight, self.bias if self.shard.rank == 0 else None)
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: RMSNorm | LayerNorm) -> tuple[LayerInput, Tensor]:

@@ -127,7 +127,7 @@ class FusedWeight:
         """Return the tensor that has the rows of layers in turns, an equal part of each in every turn.
 
         Args:
-            layers: of each layer the share of its rows that is held, and what holds them.
+            layers: the share of the rows of each layer that is held, and what holds them.
             num_turns: turns; 1: all rows of a layer are together.
         """
         total, start, slices = sum(share.total for share, _ in layers), 0, []
