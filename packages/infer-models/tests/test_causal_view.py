@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from infer_models import AttentionSpec, CausalView, load_model
-from infer_models.layer_states import StateSpec
+from infer_models.layer_states import StateHeads, StateSpec
 from infer_proofs.models import save_tiny, save_tiny_gemma3, save_tiny_llama, save_tiny_nanogpt, save_tiny_qwen3
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(ValueError, match="`seq_lens` add up to 4 but the batch has 5 tokens"):
         CausalView([3, 1]).attend(0, torch.zeros(5, 2 + 1 + 1, 16), spec)
     with pytest.raises(ValueError, match="`seq_lens` add up to 4 but the batch has 5 tokens"):
-        CausalView([3, 1]).state(0, StateSpec(convolution=(2, 8)), torch.zeros(5, 8))
+        CausalView([3, 1]).state(0, StateSpec(num_before=2, parts=(StateHeads(8, 1),)), torch.zeros(5, 8))
 
 
 @pytest.mark.parametrize("save", SAVES)

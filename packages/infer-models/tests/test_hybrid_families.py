@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from infer_models import CausalLM, CausalView, CheckpointError, ModelConfig, load_model, save_model
-from infer_models.layer_states import StateSpec
-from infer_models.tensor_parallel import Shard
+from infer_models.layer_states import StateHeads, StateSpec
 from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 from infer_proofs.models import TINY_FAMILIES, save_tiny
 
@@ -21,7 +20,6 @@ IDS = torch.tensor([5, 9, 200, 17, 3, 3, 42, 311, 8, 77, 1, 60])
 HYBRIDS = [family for family, tiny in TINY_FAMILIES.items() if tiny.has_states]
 DELTA_NETS = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
 WRAPPED = [family for family in HYBRIDS if TINY_FAMILIES[family].wrapper is not None]
-STATES = "states, which are not divided among ranks; it must be 1"
 
 
 def load(folder: Path, **how: Any) -> CausalLM:
@@ -75,9 +73,11 @@ def test_layers_and_states_that_a_file_leaves_out_are_as_transformers_has_them(t
     assert (rope.rotary_dim or config.head_dim) == int(config.head_dim * share)
     if model_type != "lfm2":
         heads = defaults.linear_num_key_heads, defaults.linear_num_value_heads
-        channels = 2 * heads[0] * defaults.linear_key_head_dim + heads[1] * defaults.linear_value_head_dim
+        keys = StateHeads(heads[0], defaults.linear_key_head_dim)
         assert config.states[0] == StateSpec(
-            convolution=(defaults.linear_conv_kernel_dim - 1, channels), matrices=(heads[1], 128, 128)
+            num_before=defaults.linear_conv_kernel_dim - 1,
+            parts=(keys, keys, StateHeads(heads[1], defaults.linear_value_head_dim)),
+            matrices=(heads[1], 128, 128),
         )
 
 
@@ -131,13 +131,6 @@ def test_a_variant_that_is_not_supported_is_named(tmp_path: Path, fields: dict[s
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, **({"model_type": "qwen3_5_text"} | fields))
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "qwen3_next"])
-def test_models_with_states_are_not_divided(tmp_path: Path, family: str) -> None:
-    save_tiny(family, tmp_path)
-    with pytest.raises(ValueError, match=f"`tensor_parallel_size` is 2, but layers of `{family}.* have {STATES}"):
-        load(tmp_path, shard=Shard(rank=0, size=2))
 
 
 @pytest.mark.parametrize("family", WRAPPED)

@@ -23,6 +23,7 @@ from infer_engine.executor.parallel_model import ParallelModel
 from infer_engine.executor.process_group import rank_device
 from infer_engine.messages import TokenOutput
 from infer_engine.model_runner.loading.memory_profile import run_largest_step
+from infer_engine.model_runner.loading.rank_loading import load_rank
 from infer_engine.protocol import (
     CheckpointUnusableError,
     EngineConfig,
@@ -32,12 +33,13 @@ from infer_engine.protocol import (
 )
 from infer_engine.sizing import KVMemory
 from infer_engine.step_runner import EngineFailedError
+from infer_models.tensor_parallel import Shard
 from infer_proofs.engine.cores import GIVE_UP_S
 from infer_proofs.engine.faults import Fault, Stage
 from infer_proofs.engine.formula import tokens_of
 from infer_proofs.engine.models import ALL_FAMILIES, GREEDY, MAX_SEQ_LEN, ModelEngine, random_prompt, save_servable
 from infer_proofs.engine.processes import rank_processes
-from infer_proofs.models import TINY_FAMILIES, save_tiny_nanogpt, save_tiny_tokenizer
+from infer_proofs.models import save_tiny_nanogpt, save_tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("no_file_of_ranks_is_left")
 
@@ -116,15 +118,15 @@ def test_two_ranks_answer_as_one(folder_of: Callable[[str], Path], name: str, co
 
 def family_marks(name: str) -> pytest.MarkDecorator:
     """The full run takes families whose divisions differ; weights of all are divided in the models' tests."""
-    return pytest.mark.full if name in ("olmo3", "gemma3", "qwen3_moe", "phi3") else pytest.mark.exhaustive
+    divided_in_other_ways = ("olmo3", "gemma3", "qwen3_moe", "phi3", "qwen3_5", "granitemoehybrid", "lfm2")
+    return pytest.mark.full if name in divided_in_other_ways else pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=() if name == "gpt_oss" else family_marks(name))
+        pytest.param(name, marks=() if name in ("gpt_oss", "qwen3_next") else family_marks(name))
         for name in ALL_FAMILIES
-        if not TINY_FAMILIES[name].has_states
     ],
 )
 def test_two_ranks_of_every_family_answer_as_one(folder_of: Callable[[str], Path], family: str) -> None:
@@ -167,9 +169,10 @@ def test_nanogpt_with_its_biases_answers_as_one(tmp_path: Path) -> None:
         assert answers_of(engine) == expected
 
 
-@pytest.mark.covers("replicas/ranks-with-everything")
-def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Callable[[str], Path]) -> None:
-    folder = folder_of("llama")
+@pytest.mark.covers("replicas/ranks-with-everything", "replicas/ranks-states")
+@pytest.mark.parametrize("name", ["llama", "granitemoehybrid", pytest.param("qwen3_5", marks=pytest.mark.full)])
+def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Callable[[str], Path], name: str) -> None:
+    folder = folder_of(name)
     digits = SamplingParams(structured_outputs=StructuredOutputs(regex="[0-9]{4,8}"), max_tokens=10, seed=1)
     config: dict[str, Any] = {"dtype": "float32", "max_seq_len": 64, "block_size": 4, "num_kv_blocks": 24}
     prompts = [random_prompt(20, seed=seed) for seed in range(4)]
@@ -187,6 +190,25 @@ def test_cached_prefixes_preemption_and_grammars_work_with_ranks(folder_of: Call
         gc.collect()
     assert answers[0] == answers[1]
     assert not rank_processes(psutil.Process()), "an `LLM` ends its ranks"
+
+
+@pytest.mark.covers("replicas/ranks-states")
+@pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "lfm2"])
+def test_the_states_of_two_ranks_take_the_memory_of_one_s(folder_of: Callable[[str], Path], name: str) -> None:
+    config = EngineConfig(dtype="float32", device="cpu", tensor_parallel_size=2, state_cache_memory="8MiB")
+    memory = KVMemory(share=2**28, free=2**28)
+    whole, *ranks = (
+        load_rank(config, folder_of(name), device=CPU, shard=shard)
+        for shard in (None, Shard(rank=0, size=2), Shard(rank=1, size=2))
+    )
+    one = whole.size_states(memory)
+    for rank in ranks:
+        states = rank.size_states(memory)
+        assert 2 * states.bytes_per_slot == one.bytes_per_slot
+        assert states.num_slots in (2 * one.num_slots, 2 * one.num_slots + 1)
+        pool = rank.allocate_state_pool(states.num_slots)
+        assert pool is not None
+        assert sum(each.nbytes for each in pool.tensors()) == states.num_slots * states.bytes_per_slot
 
 
 @pytest.mark.covers("replicas/ranks-kv-blocks", "replicas/ranks-unsupported")
@@ -329,6 +351,10 @@ def test_a_closed_core_ends_its_ranks_and_may_be_closed_again(folder_of: Callabl
     [
         ({"tensor_parallel_size": 0}, "`tensor_parallel_size` is 0; it must be a whole number from 1 to 64"),
         ({"use_cpu_graphs": True}, "`use_cpu_graphs` is True but `tensor_parallel_size` is 2 and ranks communicate"),
+        (
+            {"speculative_config": '{"method": "mtp"}'},
+            "and the layer of the model that drafts is not divided among ranks",
+        ),
         ({"batch_invariant": True}, "`batch_invariant` is True but `tensor_parallel_size` is 2 and the order of sums"),
     ],
 )

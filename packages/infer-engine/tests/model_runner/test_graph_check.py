@@ -1,5 +1,7 @@
 """What the check of captured steps compares, and the batches that it makes up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from infer_engine.model_runner.graphs.padded_shapes import PaddedShapes
 from infer_engine.model_runner.inputs.forward_batch import BatchShape
 from infer_engine.model_runner.loading.dummy_requests import dummy_request
 from infer_engine.request import Request
-from infer_models.layer_states import StateSpec
+from infer_models.layer_states import StateHeads, StateSpec
 
 NAN, INF = float("nan"), float("inf")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -169,7 +171,8 @@ def test_other_blocks_are_seen_to_be_written(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def states_of(num_slots: int, *, max_rows: int = 4) -> tuple[DummyStates, StatePool]:
-    specs = [StateSpec(convolution=(2, 8), matrices=(2, 4, 4)), None, StateSpec(convolution=(2, 8))]
+    convolution = StateSpec(num_before=2, parts=(StateHeads(2, 4),))
+    specs = [replace(convolution, matrices=(2, 4, 4)), None, convolution]
     pool = StatePool(specs, num_slots=num_slots, dtype=torch.bfloat16, device=torch.device("cpu"))
     return DummyStates(pool, max_rows=max_rows), pool
 

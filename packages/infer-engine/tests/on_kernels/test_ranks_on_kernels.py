@@ -19,8 +19,12 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.covers("replicas/ranks-on-gpus")
-def test_two_ranks_capture_their_steps_and_answer_as_one(shallow_folder_of: Callable[[str], Path]) -> None:
-    folder = shallow_folder_of("llama")
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen3_5", "granitemoehybrid", "lfm2"))],
+)
+def test_two_ranks_capture_their_steps_and_answer_as_one(shallow_folder_of: Callable[[str], Path], family: str) -> None:
+    folder = shallow_folder_of(family)
     as_ranks = {"tensor_parallel_size": 2, "use_cuda_graphs": None, "use_async_scheduling": True}
     [found] = run_interpreted("engine", str(folder), json.dumps(CONFIG | as_ranks))
     expected = answer(folder, CONFIG)

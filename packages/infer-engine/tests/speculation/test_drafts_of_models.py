@@ -175,12 +175,22 @@ def test_the_next_turn_finds_the_states_that_drafts_have_left(family: str, twin_
     assert engine.core.stats.num_accepted_tokens > 20
 
 
-@pytest.mark.parametrize("asked", [pytest.param("log-probabilities", marks=pytest.mark.full), "grammar with penalties"])
-def test_two_ranks_verify_drafts_and_answer_to_the_bit_as_without(asked: str, twin_of: Callable[[str], Twin]) -> None:
+@pytest.mark.parametrize(
+    ("family", "asked"),
+    [
+        pytest.param("llama", "log-probabilities", marks=pytest.mark.full),
+        ("llama", "grammar with penalties"),
+        pytest.param("qwen3_5", "grammar with penalties", marks=pytest.mark.full),
+        pytest.param("granitemoehybrid", "log-probabilities", marks=pytest.mark.full),
+    ],
+)
+def test_two_ranks_verify_drafts_and_answer_to_the_bit_as_without(
+    family: str, asked: str, twin_of: Callable[[str], Twin]
+) -> None:
     answers: list[dict[str, Any]] = []
     for speculation in ("none", '{"num_speculative_tokens": 5}'):
         served = ModelEngine(
-            twin_of("llama").folder, tensor_parallel_size=2, block_size=16, speculative_config=speculation
+            twin_of(family).folder, tensor_parallel_size=2, block_size=16, speculative_config=speculation
         )
         try:
             if served.core._speculator is not None:  # noqa: SLF001 - as above

@@ -33,6 +33,7 @@ class CausalLM(nn.Module):
     Attributes:
         config: the architecture.
         attention_specs: one for each layer, of this rank's heads.
+        state_specs: the state of each layer, of this rank's heads, None where it has none; empty: none has.
         mtp: the layer that predicts one token further; None: the model was loaded without.
         short_length: the longest sequence, in tokens, whose rotary frequencies are not those of longer ones; None: all
             that the model computes have the same.
@@ -57,6 +58,7 @@ class CausalLM(nn.Module):
         self.attention_specs: tuple[AttentionSpec, ...] = tuple(
             lm_head.shard.attention_spec(spec) for spec in config.attention_specs
         )
+        self.state_specs = lm_head.shard.state_specs(config)
         self.model = decoder
         tables = [module for module in decoder.modules() if isinstance(module, RotaryTables)]
         self.short_length = tables[0].short_length if tables else None

@@ -13,18 +13,38 @@ STATE_SLOTS = "state_slots"
 """Part of a batch with each sequence's two slots of states: the one that a step reads, and the one that it writes."""
 
 
+class StateHeads(NamedTuple):
+    """Heads of a part of the channels of a layer's convolution, such as those of its keys, and elements of each."""
+
+    heads: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
     """The state that a layer keeps of a sequence, however long it is.
 
     Attributes:
-        convolution: (width - 1, channels) of the last inputs of its convolution, in the model's dtype.
+        num_before: last inputs of its convolution that are kept, in the model's dtype: its width less one.
+        parts: heads of each part of the convolution's channels, in their order. Those of the outputs are most; other
+            parts have a divisor of their number, as several heads share keys, or B and C of Mamba 2.
         matrices: (heads, key_dim, value_dim) of its matrices, or (heads, head_dim, state_size) where it is Mamba 2, in
             fp32; None: it has none.
     """
 
-    convolution: tuple[int, int]
+    num_before: int
+    parts: tuple[StateHeads, ...]
     matrices: tuple[int, int, int] | None = None
+
+    @property
+    def convolution(self) -> tuple[int, int]:
+        """(width - 1, channels) of the inputs that are kept."""
+        return self.num_before, sum(part.heads * part.size for part in self.parts)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the outputs."""
+        return max(part.heads for part in self.parts)
 
 
 class LayerState(NamedTuple):

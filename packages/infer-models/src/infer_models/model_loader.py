@@ -64,6 +64,8 @@ def load_model(
         config = read_checkpoint_config(folder)
     config = replace(config, has_mtp=with_mtp)
     shard = shard or Shard()
+    if with_mtp and shard.size > 1:
+        raise ValueError("the layer that predicts a token further (MTP) is not divided among ranks; draft otherwise")
     check_tensor_parallel_size(config, shard.size)
     factory = ParameterFactory(
         device=device,

@@ -1,6 +1,7 @@
 """Tensor parallelism: each rank, a process, holds a share of every large weight and computes a part of each product.
 
     qkv, gate, up    rows of the weight      a part of the outputs, without communication
+    states           heads                   a part of the channels and matrices, without communication
     o, down          columns of the weight   a term of the sum of all outputs: all-reduce
     embedding        rows of the weight      zeros for the tokens of others: all-reduce
     LM head          rows of the weight      a part of the vocabulary: gather on rank 0
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from infer_models.attention import AttentionSpec
 from infer_models.config import ModelConfig
+from infer_models.layer_states import StateHeads, StateSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,24 @@ class Shard:
         """Return the attention of this rank's heads."""
         return replace(spec, q_heads=self.divide(spec.q_heads).size, kv_heads=self.divide(spec.kv_heads).size)
 
+    def state_shares(self, spec: StateSpec) -> list[Share]:
+        """Return this rank's channels of each part of a state's convolution: whole heads."""
+        return [self.divide(part.heads, unit=part.size) for part in spec.parts]
+
+    def state_spec(self, spec: StateSpec) -> StateSpec:
+        """Return the state of this rank's heads."""
+        shares = zip(spec.parts, self.state_shares(spec), strict=True)
+        matrices = spec.matrices
+        return replace(
+            spec,
+            parts=tuple(StateHeads(share.size // part.size, part.size) for part, share in shares),
+            matrices=None if matrices is None else (self.divide(matrices[0]).size, *matrices[1:]),
+        )
+
+    def state_specs(self, config: ModelConfig) -> tuple[StateSpec | None, ...]:
+        """Return the state of each layer, of this rank's heads; None where it has none."""
+        return tuple(None if spec is None else self.state_spec(spec) for spec in config.states)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over the ranks; it may overwrite `x`."""
         if self.size > 1:
@@ -108,28 +128,29 @@ def check_tensor_parallel_size(config: ModelConfig, size: int) -> None:
     """Raise unless the model can be divided among `size` ranks.
 
     Raises:
-        ValueError: query heads, KV heads or the MLP do not divide, and the message names the sizes that do; or layers
-            have states, which are not divided.
+        ValueError: query heads, KV heads, heads of states or the MLP do not divide; the message names sizes that do.
     """
-    if size > 1 and any(state is not None for state in config.states):
-        raise ValueError(
-            f"`tensor_parallel_size` is {size}, but layers of `{config.model_type}` have states, which are not divided "
-            "among ranks; it must be 1."
-        )
     if _divides(config, size):
         return
     possible = [str(each) for each in range(1, config.q_heads + 1) if _divides(config, each)]
+    heads_of_states = sorted({part.heads for spec in config.states if spec is not None for part in spec.parts})
+    states = f" {' and '.join(map(str, heads_of_states))} heads of states," if heads_of_states else ""
     raise ValueError(
         f"`tensor_parallel_size` is {size}, which does not divide the model's {config.q_heads} query heads, "
-        f"{config.kv_heads} KV heads and MLP of {config.intermediate_size}; use one of {', '.join(possible)}."
+        f"{config.kv_heads} KV heads,{states} and MLP of {config.intermediate_size}; use one of {', '.join(possible)}."
     )
 
 
 def _divides(config: ModelConfig, size: int) -> bool:
-    counts = {spec.kv_heads for spec in config.attention_specs}
-    kv_heads_divide = all(count % size == 0 or size % count == 0 for count in counts)
-    whole_parts = config.q_heads % size == 0 and config.intermediate_size % size == 0
-    return kv_heads_divide and whole_parts and config.vocab_size >= size
+    states = [spec for spec in config.states if spec is not None]
+    whole = [config.q_heads, config.intermediate_size, *(spec.num_heads for spec in states)]
+    shared = [spec.kv_heads for spec in config.attention_specs]
+    shared += [part.heads for spec in states for part in spec.parts]
+    return (
+        all(count % size == 0 for count in whole)
+        and all(count % size == 0 or size % count == 0 for count in shared)
+        and config.vocab_size >= size
+    )
 
 
 def _divide(num_units: int, *, rank: int, size: int, unit: int = 1) -> Share:

@@ -13,6 +13,7 @@ from infer_kernels import QuantizedWeight
 from infer_models import CausalLM, CausalView, CheckpointError, load_model
 from infer_models.checkpoint import read_checkpoint_config
 from infer_models.layers import own_weights
+from infer_models.tensor_parallel import Shard
 from infer_proofs.kernels.cpu_kernels import needs_cpu_kernels
 from infer_proofs.models import TINY_FAMILIES, save_tiny
 from infer_proofs.models.gguf_files import save_gguf
@@ -100,6 +101,17 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(
     with torch.inference_mode():
         found = loaded(path, quantization="none")(ids, torch.arange(40), CausalView())
         torch.testing.assert_close(found, twin.eval()(ids[None]).logits[0], rtol=0, atol=2e-4)
+
+
+@pytest.mark.covers("replicas/ranks-states")
+@pytest.mark.parametrize(
+    "family", ["qwen3_5", "lfm2", *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[2:])]
+)
+def test_ranks_hold_their_heads(family: str, tmp_path: Path) -> None:
+    path = save(family, tmp_path, kind_of=mixed)
+    for size, rank in ((2, 1), (4, 2)):
+        shard = Shard(rank=rank, size=size)
+        assert_same_models(loaded(path, shard=shard), loaded(tmp_path, shard=shard))
 
 
 @pytest.mark.covers("gguf/families")

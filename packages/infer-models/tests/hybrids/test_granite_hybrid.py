@@ -10,7 +10,7 @@ import torch
 
 from infer_kernels import QuantizedWeight
 from infer_models import CausalView, CheckpointError, ModelConfig, load_model
-from infer_models.layer_states import StateSpec
+from infer_models.layer_states import StateHeads, StateSpec
 from infer_models.layers import GatedMLP
 from infer_models.layers.hybrid import Mamba2
 from infer_models.tensor_parallel import check_tensor_parallel_size
@@ -49,7 +49,9 @@ def read(folder: Path, fields: dict[str, Any]) -> ModelConfig:
 
 def test_a_file_of_transformers_4_is_read(tmp_path: Path) -> None:
     config = read(tmp_path, GRANITE4)
-    state = StateSpec(convolution=(3, 3328), matrices=(48, 64, 128))
+    of_groups = StateHeads(1, 128)
+    state = StateSpec(num_before=3, parts=(StateHeads(48, 64), of_groups, of_groups), matrices=(48, 64, 128))
+    assert state.convolution == (3, 3328)
     assert config.states == (state, state, None, state)
     assert config.ropes == (None,) * 4
     assert config.mamba is not None
@@ -106,11 +108,6 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, changes: dict[s
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, GRANITE4 | changes)
     assert message in str(caught.value)
-
-
-def test_states_are_not_divided_among_ranks(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="layers of `granitemoehybrid` have states"):
-        check_tensor_parallel_size(read(tmp_path, GRANITE4), 2)
 
 
 def test_what_decays_a_state_is_kept_in_fp32(tmp_path: Path) -> None:

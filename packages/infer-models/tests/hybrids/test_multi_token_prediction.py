@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from infer_models import CausalView, CheckpointError, load_model
+from infer_models.tensor_parallel import Shard
 from infer_proofs.models import save_tiny
 from infer_proofs.models.checkpoints import save_mtp
 
@@ -53,6 +54,12 @@ def test_a_family_that_has_none_is_named(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     with pytest.raises(ValueError, match="models of llama have no layer that predicts a token further"):
         load_model(tmp_path, device=CPU, dtype=torch.float32, with_mtp=True)
+
+
+def test_it_is_not_divided_among_ranks(tmp_path: Path) -> None:
+    save_tiny("qwen3_5", tmp_path)
+    with pytest.raises(ValueError, match=r"\(MTP\) is not divided among ranks; draft otherwise"):
+        load_model(tmp_path, device=CPU, dtype=torch.float32, with_mtp=True, shard=Shard(rank=0, size=2))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -194,7 +194,7 @@ def _cpu_ranks_runner(loaded: LoadedRank, model: BatchModel, vocabulary: _Vocabu
     input_buffers = loaded.allocate_input_buffers(has_metadata=True)
     memory = kv_memory(loaded.config, device=loaded.rank_model.device, activation_bytes=0)
     cache = _allocate_cache(loaded, workers.least_memory(memory))
-    workers.allocate_cache(cache.kv.num_blocks)
+    workers.allocate_cache(cache.kv.num_blocks, num_state_slots=cache.states.num_slots)
     loaded.rank_model.use_cache(loaded.host_planned_views(cache.pool, cache.state_pool))
     runner = vocabulary.new_runner(loaded, model, input_buffers)
     return _finish(loaded, vocabulary, cache, runner, close=workers.close)
@@ -207,7 +207,7 @@ def _gpu_runner(loaded: LoadedRank, model: BatchModel, vocabulary: _Vocabulary, 
     step_bytes = _measure_step_bytes(loaded, steps, model, vocabulary, ranks)
     memory = kv_memory(loaded.config, device=device, activation_bytes=step_bytes)
     cache = _allocate_cache(loaded, ranks.least_memory(memory))
-    ranks.allocate_cache(cache.kv.num_blocks)
+    ranks.allocate_cache(cache.kv.num_blocks, num_state_slots=cache.states.num_slots)
     loaded.rank_model.use_cache(steps.views(cache.pool, cache.state_pool))
     runner = vocabulary.new_runner(loaded, model, steps.input_buffers)
     max_seq_len, vocab_size = cache.kv.max_seq_len, vocabulary.size
@@ -321,7 +321,7 @@ def _measure_step_bytes(
     if loaded.rank_model.device.type == "cpu":
         return 0
     num_blocks = [1] * len(loaded.groups.windows)
-    ranks.allocate_cache(num_blocks)
+    ranks.allocate_cache(num_blocks, num_state_slots=0)
     pool = loaded.allocate_pool(num_blocks)
     states = loaded.allocate_state_pool(0)  # made-up requests have none
     loaded.rank_model.use_cache(steps.views(pool, states))

@@ -133,8 +133,8 @@ class Ranks:
         """Return the least memory of all ranks; `own` is that of rank 0."""
         return own
 
-    def allocate_cache(self, num_blocks: Sequence[int]) -> None:
-        """Let all other ranks allocate their KV pools, and wait until they have."""
+    def allocate_cache(self, num_blocks: Sequence[int], *, num_state_slots: int) -> None:
+        """Let all other ranks allocate their KV pools and states, and wait until they have."""
 
     def send(self, message: ToWorker) -> None:
         """Send a message to all other ranks."""
@@ -223,13 +223,13 @@ class Workers(Ranks):
             free=min(own.free, *(report.free for report in reports)),
         )
 
-    def allocate_cache(self, num_blocks: Sequence[int]) -> None:
-        """Let all other ranks allocate their KV pools, and wait until they have.
+    def allocate_cache(self, num_blocks: Sequence[int], *, num_state_slots: int) -> None:
+        """Let all other ranks allocate their KV pools and states, and wait until they have.
 
         Raises:
             EngineStartError: a rank has ended.
         """
-        self.send(AllocateCache(num_blocks=list(num_blocks)))
+        self.send(AllocateCache(num_blocks=list(num_blocks), num_state_slots=num_state_slots))
         for worker in self._workers:
             worker.reply(Done)
         self._remove_store()  # all are connected; the process of a core ends without cleaning up

@@ -37,9 +37,10 @@ class ReportMemory(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AllocateCache(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Allocate a KV pool; answer with `Done`."""
+    """Allocate a KV pool, and a pool of states if the model has some; answer with `Done`."""
 
     num_blocks: list[int]
+    num_state_slots: int = 0
 
 
 class MeasureCaptures(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -84,7 +85,7 @@ class ChooseTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The rank has loaded its weights, or allocated its KV pool."""
+    """The rank has loaded its weights, or allocated its cache."""
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

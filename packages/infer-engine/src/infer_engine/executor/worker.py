@@ -32,12 +32,12 @@ from infer_kernels.dispatch import TRITON_DEVICES
 from infer_models.tensor_parallel import Shard
 
 if TYPE_CHECKING:
-    from infer_cache import KVPool
+    from infer_cache import KVPool, StatePool
     from infer_engine.sampling.sampler import Choice
 
 
 class Worker:
-    """A rank's part of the model and of the KV pool."""
+    """A rank's part of the model, of the KV pool and of states."""
 
     def __init__(self, setup: WorkerSetup, *, send: Callable[[msgspec.Struct], None]) -> None:
         """Load the weights; answers to rank 0 go to `send`.
@@ -65,6 +65,7 @@ class Worker:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._reserved_bytes = torch.cuda.memory_reserved(self._device)
         self._pool: KVPool | None = None
+        self._state_pool: StatePool | None = None
         self._hidden: Tensor
         self._sampled_rows: Tensor
         self._choice: Choice | None = None
@@ -91,14 +92,12 @@ class Worker:
             case MeasureCaptures():
                 assert self._steps is not None
                 assert self._pool is not None
-                self._capture_bytes = self._steps.measure_captures(self._pool)
+                self._capture_bytes = self._steps.measure_captures(self._pool, self._state_pool)
             case AllocateCache():
                 self._pool = self._loaded.allocate_pool(message.num_blocks)
-                self._model.use_cache(
-                    self._loaded.host_planned_views(self._pool)
-                    if self._steps is None
-                    else self._steps.views(self._pool)
-                )
+                self._state_pool = self._loaded.allocate_state_pool(message.num_state_slots)
+                views = self._loaded.host_planned_views if self._steps is None else self._steps.views
+                self._model.use_cache(views(self._pool, self._state_pool))
                 self._send(Done())
             case CaptureSteps():
                 assert self._steps is not None
@@ -109,6 +108,7 @@ class Worker:
                     self._pool,
                     max_seq_len=message.max_seq_len,
                     vocab_size=message.vocab_size,
+                    state_pool=self._state_pool,
                 )
 
     def _rows(self, message: ComputeLogits) -> Tensor | None:

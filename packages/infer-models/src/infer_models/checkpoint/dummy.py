@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from infer_models.causal_lm import CausalLM
-from infer_models.weights import ArrangedWeight
+from infer_models.weights import ArrangedWeight, FusedWeight
 
 _STANDARD_DEVIATION = 0.02
 
@@ -31,7 +31,8 @@ def draw_weights(model: CausalLM, *, seed: int = 0) -> None:
             continue
         rows = [math.prod(each.shape[:-1]) for each in stored.values()]
         columns = next(iter(stored.values())).shape[-1]
-        if isinstance(weight, Tensor) and weight.numel() == sum(rows) * columns:
+        is_in_order = not any(isinstance(each, FusedWeight) for each in stored.values())  # else perhaps in turns
+        if is_in_order and isinstance(weight, Tensor) and weight.numel() == sum(rows) * columns:
             weight.normal_(std=_STANDARD_DEVIATION, generator=generator)
             continue
         whole = _drawn((sum(rows), columns), first, generator)

@@ -95,7 +95,7 @@ class TinyFamily:
         fields: fields of `config.json`, beside those of `SHAPE` or instead of them.
         wrapper: the classes of the configurations of the multimodal model around it and of its vision model.
         chat: the style of its conversations.
-        has_states: some layers have a state in place of keys and values; such models are not divided among ranks.
+        has_states: some layers have a state in place of keys and values.
     """
 
     config: str

@@ -107,10 +107,11 @@ class RowParallelLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [tokens, this rank's in_features] to [tokens, out_features]."""
-        if self.shard.size == 1:
-            return self.products.linear(x, self.weight, self.bias)
-        total = self.shard.all_reduce(self.products.linear(x, self.weight))
-        return total if self.bias is None else total + self.bias
+        return self.shard.all_reduce(self.term(x))
+
+    def term(self, x: Tensor) -> Tensor:
+        """Return this rank's term of the sum, [tokens, out_features]; all ranks hold the bias, the first adds it."""
+        return self.products.linear(x, self.weight, self.bias if self.shard.rank == 0 else None)
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: RMSNorm | LayerNorm) -> tuple[LayerInput, Tensor]:
         """Return (norm(sum), sum) with sum = residual + self(x), both [tokens, out_features]."""
@@ -164,20 +165,21 @@ class PackedLinear(LinearBase):
         place = path.rpartition(".")[0]
         for leaf, weight in own_weights(self):
             columns = [Share.whole(size) for size in weight.shape[1:]]
-            rows = split_rows(detached(weight), [part.size for part in self.parts.values()])
-            if not self.is_fused:
-                held = zip(self.parts.items(), rows, strict=True)
-                parts: dict[str, StoredWeight] = {name: self._part(own, (part, *columns)) for (name, part), own in held}
-                for copy, original in self.copies.items():
-                    parts[original] = RepeatedWeight(parts=[parts[original], parts.pop(copy)])
-                yield weight, {f"{place}.{name}.{leaf}": part for name, part in parts.items()}
+            rows = self.rows_of_parts(weight)
+            if self.is_fused:
+                yield weight, {f"{path}.{leaf}": FusedWeight.in_turns(list(rows.values()))}
                 continue
-            total, start, slices = sum(part.total for part in self.parts.values()), 0, []
-            for part, target in zip(self.parts.values(), rows, strict=True):
-                share = Share(start + part.start, part.size, total)
-                slices.append(WeightSlice(target=target, shares=(share, *columns)))
-                start += part.total
-            yield weight, {f"{path}.{leaf}": FusedWeight(parts=slices)}
+            parts: dict[str, StoredWeight] = {
+                name: self._part(own, (part, *columns)) for name, (part, own) in rows.items()
+            }
+            for copy, original in self.copies.items():
+                parts[original] = RepeatedWeight(parts=[parts[original], parts.pop(copy)])
+            yield weight, {f"{place}.{name}.{leaf}": part for name, part in parts.items()}
+
+    def rows_of_parts(self, weight: OwnWeight) -> dict[str, tuple[Share, Tensor | QuantizedWeight]]:
+        """Return this rank's share of each part, by its name, and the rows of the weight or bias that hold it."""
+        rows = split_rows(detached(weight), [part.size for part in self.parts.values()])
+        return dict(zip(self.parts, zip(self.parts.values(), rows, strict=True), strict=True))
 
     def _part(self, target: Tensor | QuantizedWeight, shares: tuple[Share, ...]) -> StoredWeight:
         """Return the tensor of the part that `target` holds."""

@@ -38,6 +38,10 @@ class GatedMLP(Sublayer):
         out: Tensor = self.down_proj(self.gate_up_proj.gated(x, self.activation_and_mul))
         return out
 
+    def term(self, x: LayerInput) -> Tensor:
+        """Return this rank's term of the sum over ranks, [tokens, hidden]."""
+        return self.down_proj.term(self.gate_up_proj.gated(x, self.activation_and_mul))
+
     def add_norm(
         self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object
     ) -> tuple[LayerInput, Tensor]:

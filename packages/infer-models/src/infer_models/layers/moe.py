@@ -112,7 +112,11 @@ class Experts(ShardedLayer):
 
     def forward(self, routing: Routing) -> Tensor:
         """Map rows [tokens, hidden] to the weighted sum of their experts, [tokens, hidden]."""
-        out = fused_moe(
+        return self.shard.all_reduce(self.term(routing))
+
+    def term(self, routing: Routing) -> Tensor:
+        """Return this rank's term of the sum over ranks, [tokens, hidden]."""
+        return fused_moe(
             routing.rows,
             self.gate_up_proj,
             self.down_proj,
@@ -123,7 +127,6 @@ class Experts(ShardedLayer):
             is_invariant=self.is_invariant,
             grouping=routing.grouping,
         )
-        return self.shard.all_reduce(out)
 
     def add_norm(self, routing: Routing, residual: Tensor, norm: RMSNorm | LayerNorm) -> tuple[LayerInput, Tensor]:
         """Return (norm(sum), sum) with sum = residual + self(routing), both [tokens, hidden]."""

@@ -23,11 +23,10 @@ class SharedExpertGate(ColumnParallelLinear):
 
 
 class SharedExpertMLP(SparseMLP):
-    """A router, its experts, and the shared expert with its gate; they are held whole."""
+    """A router, its experts, and the shared expert with its gate, which every rank computes."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory) -> None:
         """Allocate all of them."""
-        assert factory.shard.size == 1
         assert config.moe is not None
         assert config.moe.shared_intermediate_size is not None
         super().__init__(
@@ -41,8 +40,8 @@ class SharedExpertMLP(SparseMLP):
     def forward(self, x: LayerInput) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]."""
         routing = self.gate(x)
-        shared = self.shared_expert(routing.rows)
-        return sigmoid_gate(shared, self.shared_expert_gate(routing.rows), addend=self.experts(routing))
+        shared, gate = self.shared_expert.term(routing.rows), self.shared_expert_gate(routing.rows)
+        return self.experts.shard.all_reduce(sigmoid_gate(shared, gate, addend=self.experts.term(routing)))
 
     def add_norm(
         self, x: LayerInput, residual: Tensor, norm: RMSNorm | LayerNorm, *context: object

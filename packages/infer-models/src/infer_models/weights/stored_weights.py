@@ -122,6 +122,27 @@ class FusedWeight:
     parts: Sequence[WeightSlice]
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
 
+    @classmethod
+    def in_turns(cls, layers: Sequence[tuple[Share, Tensor | QuantizedWeight]], *, num_turns: int = 1) -> "FusedWeight":
+        """Return the tensor that has the rows of layers in turns, an equal part of each in every turn.
+
+        Args:
+            layers: the share of the rows of each layer that is held, and what holds them.
+            num_turns: turns; 1: all rows of a layer are together.
+        """
+        total, start, slices = sum(share.total for share, _ in layers), 0, []
+        for turn in range(num_turns):
+            for share, held in layers:
+                size = share.total // num_turns
+                first, end = max(share.start, turn * size), min(share.start + share.size, (turn + 1) * size)
+                if first < end:
+                    rows = Share(start + first - turn * size, end - first, total)
+                    columns = (Share.whole(width) for width in held.shape[1:])
+                    target = select_rows(held, first - share.start, end - first)
+                    slices.append(WeightSlice(target=target, shares=(rows, *columns)))
+                start += size
+        return cls(parts=slices)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the checkpoint's tensor."""

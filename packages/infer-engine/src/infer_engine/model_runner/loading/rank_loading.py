@@ -97,7 +97,7 @@ class LoadedRank:
         """
         return size_states(
             self.config,
-            bytes_per_slot=StatePool.bytes_per_slot(self.model_config.states, dtype=self.dtype),
+            bytes_per_slot=StatePool.bytes_per_slot(self.rank_model.model.state_specs, dtype=self.dtype),
             max_batch_size=self.limits.max_batch_size,
             max_draft_rows=self.limits.max_draft_rows,
             memory=memory,
@@ -159,10 +159,10 @@ class LoadedRank:
         )
 
     def allocate_state_pool(self, num_slots: int) -> StatePool | None:
-        """Return a pool of states with so many slots; None if the model has none."""
+        """Return a pool of this rank's states with so many slots; None if the model has none."""
         if STATES not in self.row_parts:
             return None
-        specs, device = self.model_config.states, self.rank_model.device
+        specs, device = self.rank_model.model.state_specs, self.rank_model.device
         return StatePool(specs, num_slots=num_slots, dtype=self.dtype, device=device)
 
     def allocate_input_buffers(
@@ -212,7 +212,7 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     limits = replace(limits, max_draft_rows=0 if speculation is None else costs.most_rows)
     with_mtp = speculation is not None and speculation.method == "mtp"
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
-    bytes_per_slot = StatePool.bytes_per_slot(model_config.states, dtype=dtype)
+    bytes_per_slot = StatePool.bytes_per_slot((shard or Shard()).state_specs(model_config), dtype=dtype)
     groups = group_layers(config, model_config)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     attentions = [(shard or Shard()).attention_spec(spec) for spec in model_config.attention_specs]

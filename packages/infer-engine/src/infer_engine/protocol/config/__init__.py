@@ -142,6 +142,13 @@ class EngineConfig(ParallelOptions, ExecutionOptions, CacheOptions, SchedulerOpt
                 why="and the order of sums over more than two ranks depends on how many tokens are drafted",
                 fix="leave it out",
             )
+        if self.speculation is not None and self.speculation.method == "mtp":
+            raise self.conflict(
+                self.speculation_field,
+                "tensor_parallel_size",
+                why="and the layer of the model that drafts is not divided among ranks",
+                fix="draft with another method or leave it out",
+            )
         if self.batch_invariant:
             raise self.conflict(
                 "batch_invariant",

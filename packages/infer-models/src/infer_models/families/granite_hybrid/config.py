@@ -14,7 +14,7 @@ from infer_models.config.decoder_fields import (
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import MambaConfig, ModelConfig
 from infer_models.config.registry import Family, default_sizes
-from infer_models.layer_states import ScanSpec, StateSpec
+from infer_models.layer_states import ScanSpec, StateHeads, StateSpec
 
 _ATTENDING = frozenset({FULL, "attention"})
 _MAMBA = frozenset({"linear_attention", "mamba"})
@@ -76,7 +76,12 @@ def _read_mamba(fields: JsonFields, config: ModelConfig) -> tuple[tuple[StateSpe
         return (), None
     scan = _read_scan(fields, config.hidden_size)
     width = read_width(fields, "mamba_d_conv", 4)
-    state = StateSpec(convolution=(width - 1, scan.channels), matrices=(scan.heads, scan.head_dim, scan.state_size))
+    of_groups = StateHeads(scan.num_groups, scan.state_size)
+    state = StateSpec(
+        num_before=width - 1,
+        parts=(StateHeads(scan.heads, scan.head_dim), of_groups, of_groups),
+        matrices=(scan.heads, scan.head_dim, scan.state_size),
+    )
     mamba = MambaConfig(
         scan=scan,
         convolution_bias=fields.flag("mamba_conv_bias", default=True),

@@ -108,6 +108,9 @@ class MixedMLP(Sublayer):
         assert not context
         router, experts = self.block_sparse_moe.parts()
         routing = router(x)
+        if experts.shard.size > 1:
+            term = self.shared_mlp.term(routing.rows) + experts.term(routing)
+            return norm.add_norm(experts.shard.all_reduce(term), residual)
         _, with_experts = experts.add_norm(routing, residual, norm)
         return self.shared_mlp.add_norm(routing.rows, with_experts, norm)
 

@@ -6,7 +6,7 @@ from infer_models.config.decoder_fields import FULL, read_decoder, read_states, 
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import ModelConfig
 from infer_models.config.registry import Family, default_sizes
-from infer_models.layer_states import StateSpec
+from infer_models.layer_states import StateHeads, StateSpec
 
 _CONVOLUTION = "conv"
 """The kind of layers with a state in `layer_types`."""
@@ -17,7 +17,8 @@ def read_lfm2(fields: JsonFields) -> ModelConfig:
     config = read_decoder(fields, default_theta=1_000_000.0, tied_by_default=True)
     attending = fields.indices("full_attn_idxs") if "full_attn_idxs" in fields else range(config.num_layers)
     types = [FULL if layer in attending else _CONVOLUTION for layer in range(config.num_layers)]
-    state = StateSpec(convolution=(read_width(fields, "conv_L_cache", 3) - 1, config.hidden_size))
+    width = read_width(fields, "conv_L_cache", 3)
+    state = StateSpec(num_before=width - 1, parts=(StateHeads(config.hidden_size, 1),))
     return replace(
         config,
         norm_eps=fields.number("norm_eps", 1e-5),

@@ -16,11 +16,11 @@ from infer_models.causal_lm import CausalLM
 from infer_models.config import ModelConfig
 from infer_models.layers import (
     CausalConvolution,
-    ColumnParallelLinear,
     GatedMLP,
     LayerInput,
     LayerNorm,
     LMHead,
+    PackedLinear,
     ParameterFactory,
     QKNormAttention,
     RMSNorm,
@@ -34,17 +34,17 @@ class ShortConvolution(Sublayer):
     """`out_proj(c * convolve(b * x))` with b, c and x from one product; the cache has the last b * x."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
-        """Convolve as the state of layer `layer` says; it is held whole."""
+        """Convolve this rank's channels as the state of layer `layer` says."""
         super().__init__()
-        assert factory.shard.size == 1
         spec = config.states[layer]
         assert spec is not None
-        num_before, channels = spec.convolution
+        [channels] = factory.shard.state_shares(spec)
         bias = config.convolution_bias
-        self.layer, self.state = layer, spec
-        self.in_proj = ColumnParallelLinear(factory, config.hidden_size, 3 * channels, bias=bias)
-        self.conv = CausalConvolution(factory, channels, num_before + 1, bias=bias)
-        self.out_proj = RowParallelLinear(factory, channels, config.hidden_size, bias=bias)
+        self.layer, self.state = layer, factory.shard.state_spec(spec)
+        parts = dict.fromkeys("bcx", channels)
+        self.in_proj = PackedLinear(factory, config.hidden_size, parts, bias=bias, is_fused=True)
+        self.conv = CausalConvolution(factory, spec, bias=bias)
+        self.out_proj = RowParallelLinear(factory, channels.total, config.hidden_size, bias=bias)
 
     def forward(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]; positions count only as the order of tokens."""

@@ -14,7 +14,7 @@ from infer_models.config.decoder_fields import (
 from infer_models.config.json_fields import JsonFields
 from infer_models.config.model_config import ModelConfig
 from infer_models.config.registry import Family, default_sizes
-from infer_models.layer_states import StateSpec
+from infer_models.layer_states import StateHeads, StateSpec
 
 _LINEAR = "linear_attention"
 """The kind of layers with a state in `layer_types`."""
@@ -80,9 +80,8 @@ def _read_delta_net(fields: JsonFields) -> StateSpec:
     if fields.count("linear_value_head_dim", 128) != head_dim:
         raise fields.invalid("linear_value_head_dim", f"that of keys, `linear_key_head_dim` = {head_dim}")
     width = read_width(fields, "linear_conv_kernel_dim", 4)
-    return StateSpec(
-        convolution=(width - 1, (2 * key_heads + value_heads) * head_dim), matrices=(value_heads, head_dim, head_dim)
-    )
+    keys, values = StateHeads(key_heads, head_dim), StateHeads(value_heads, head_dim)
+    return StateSpec(num_before=width - 1, parts=(keys, keys, values), matrices=(value_heads, head_dim, head_dim))
 
 
 FAMILIES = {

@@ -15,7 +15,7 @@ from infer_models.layers.sublayer import Sublayer
 
 
 class GatedAttention(Sublayer):
-    """Attention with norms (`1 + weight`) of queries and keys; a gate for each element of a head. It is held whole.
+    """Attention with norms (`1 + weight`) of queries and keys; a gate for each element of a head.
 
     Checkpoints have queries and gates as one `q_proj`, head by head.
     """
@@ -23,11 +23,12 @@ class GatedAttention(Sublayer):
     def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int) -> None:
         """Attend as `config` says for layer `layer`."""
         super().__init__()
-        assert factory.shard.size == 1
         self.layer = layer
-        self.spec = config.attention_specs[layer]
-        queries, keys = (heads * config.head_dim for heads in (config.q_heads, config.kv_heads))
-        self.width = queries + 2 * keys
+        self.spec = factory.shard.attention_spec(config.attention_specs[layer])
+        queries, keys = (
+            factory.shard.divide(heads, unit=config.head_dim) for heads in (config.q_heads, config.kv_heads)
+        )
+        self.width = queries.size + 2 * keys.size
         self.qkv_proj = InterleavedLinear(
             factory,
             config.hidden_size,
@@ -36,7 +37,9 @@ class GatedAttention(Sublayer):
             num_turns=config.q_heads,
             bias=config.attention_bias,
         )
-        self.o_proj = RowParallelLinear(factory, queries, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = RowParallelLinear(
+            factory, queries.total, config.hidden_size, bias=config.attention_bias, unit=config.head_dim
+        )
         self.q_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant="gemma")
         self.k_norm = RMSNorm(factory, config.head_dim, config.norm_eps, variant="gemma")
         # Weights are loaded and moved in place, so `qk_norm` keeps sharing those of the two norms.
@@ -57,7 +60,7 @@ class GatedAttention(Sublayer):
         return self.o_proj.add_norm(self._gated(x, rotary, cache), residual, norm)
 
     def _gated(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
-        """Return the gated outputs of all heads, [tokens, q_heads * head_dim]."""
+        """Return the gated outputs of this rank's heads, [tokens, q_heads * head_dim]."""
         projected = self.qkv_proj(x)
         qkv, gate = projected[:, : self.width], projected[:, self.width :]
         heads = qkv.unflatten(-1, (-1, self.spec.head_dim))

@@ -24,31 +24,30 @@ from infer_models.layers.hybrid.convolution import CausalConvolution
 from infer_models.layers.hybrid.interleaved_linear import ExactInterleavedLinear, InterleavedLinear
 from infer_models.layers.linear import RowParallelLinear
 from infer_models.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
-from infer_models.layers.parameters import LayerInput, ParameterFactory
+from infer_models.layers.parameters import LayerInput, ParameterFactory, ShardedLayer
 from infer_models.layers.sublayer import Sublayer
 
 
-class GatedDeltaNet(Sublayer):
-    """Linear attention, which a layer with a state has in place of attention; it is held whole.
+class GatedDeltaNet(Sublayer, ShardedLayer):
+    """Linear attention by this rank's value heads, which a layer with a state has in place of attention.
 
     Attributes:
-        A_log: [value_heads] fp32, called so in checkpoints: logarithm of how fast the state decays.
-        dt_bias: [value_heads] fp32, added to `a`.
+        A_log: [this rank's value_heads] fp32, called so in checkpoints: logarithm of how fast the state decays.
+        dt_bias: [this rank's value_heads] fp32, added to `a`.
     """
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory, layer: int, *, is_grouped: bool = False) -> None:
         """Compute layer `layer` as its state says; with `is_grouped` checkpoints have the rows of key heads in turn."""
         super().__init__()
-        assert factory.shard.size == 1
         spec = config.states[layer]
         assert spec is not None
-        assert spec.matrices is not None
-        value_heads, key_dim, value_dim = spec.matrices
-        num_before, channels = spec.convolution
-        values = value_heads * value_dim
-        keys = (channels - values) // 2
-        self.layer, self.state = layer, spec
-        self.channels, self.value_heads, self.key_heads = channels, value_heads, keys // key_dim
+        whole_keys, _, whole_values = spec.parts
+        self.layer, self.state = layer, factory.shard.state_spec(spec)
+        keys, _, values = factory.shard.state_shares(spec)
+        value_heads = factory.shard.divide(whole_values.heads)
+        self.channels = 2 * keys.size + values.size
+        self.value_heads, self.key_heads = value_heads.size, keys.size // whole_keys.size
+        self.shares = {"A_log": (value_heads,), "dt_bias": (value_heads,)}
         self.in_proj = InterleavedLinear(
             factory,
             config.hidden_size,
@@ -56,20 +55,20 @@ class GatedDeltaNet(Sublayer):
             stored={"in_proj_qkvz": ("q", "k", "v", "z")}
             if is_grouped
             else {"in_proj_qkv": ("q", "k", "v"), "in_proj_z": ("z",)},
-            num_turns=self.key_heads if is_grouped else 1,
+            num_turns=whole_keys.heads if is_grouped else 1,
         )
         self.in_proj_ba = ExactInterleavedLinear(
             factory,
             config.hidden_size,
             {"b": value_heads, "a": value_heads},
             stored={"in_proj_ba": ("b", "a")} if is_grouped else {"in_proj_b": ("b",), "in_proj_a": ("a",)},
-            num_turns=self.key_heads if is_grouped else 1,
+            num_turns=whole_keys.heads if is_grouped else 1,
         )
-        self.conv1d = CausalConvolution(factory, channels, num_before + 1)
-        self.A_log = factory.vector(value_heads, fill=0.0, dtype=torch.float32)
-        self.dt_bias = factory.vector(value_heads, fill=1.0, dtype=torch.float32)
-        self.norm = GatedRMSNorm(factory, value_dim, config.norm_eps)
-        self.out_proj = RowParallelLinear(factory, values, config.hidden_size)
+        self.conv1d = CausalConvolution(factory, spec)
+        self.A_log = factory.vector(value_heads.size, fill=0.0, dtype=torch.float32)
+        self.dt_bias = factory.vector(value_heads.size, fill=1.0, dtype=torch.float32)
+        self.norm = GatedRMSNorm(factory, whole_values.size, config.norm_eps)
+        self.out_proj = RowParallelLinear(factory, values.total, config.hidden_size, unit=whole_values.size)
 
     def forward(self, x: LayerInput, rotary: Rotary | None, cache: KVCacheView) -> Tensor:
         """Map x [tokens, hidden] to [tokens, hidden]; positions count only as the order of tokens."""
@@ -85,7 +84,7 @@ class GatedDeltaNet(Sublayer):
         return self.out_proj.add_norm(self._gated(x, cache), residual, norm)
 
     def _gated(self, x: LayerInput, cache: KVCacheView) -> Tensor:
-        """Return the normalized and gated values of all heads, [tokens, value_heads * value_dim]."""
+        """Return the normalized and gated values of this rank's heads, [tokens, value_heads * value_dim]."""
         qkvz, ba = self.in_proj(x), self.in_proj_ba(x)
         qkv, z = qkvz[:, : self.channels], qkvz[:, self.channels :]
         b, a = ba[:, : self.value_heads], ba[:, self.value_heads :]

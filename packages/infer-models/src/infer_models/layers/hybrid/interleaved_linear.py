@@ -8,37 +8,32 @@ For example queries and the gates of what they attend to (Qwen 3.5), of two head
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import Tensor
-
-from infer_kernels import QuantizedWeight
 from infer_models.layers.linear import PackedLinear
-from infer_models.layers.parameters import OwnWeight, ParameterFactory, detached, own_weights
+from infer_models.layers.parameters import OwnWeight, ParameterFactory, own_weights
 from infer_models.tensor_parallel import Share
-from infer_models.weights import FusedWeight, StoredWeight, WeightSlice, select_rows, split_rows
+from infer_models.weights import FusedWeight, StoredWeight, WeightSlice
 
 
 class InterleavedLinear(PackedLinear):
-    """A packed layer whose parts are its own order of rows, and not that of checkpoints. It is held whole.
+    """A packed layer whose parts are its own order of rows, and not that of checkpoints.
 
     Attributes:
         stored: the layers that checkpoints have in the place of this one: the parts whose rows each consists of.
-        num_turns: the rows of a stored layer are those of its parts in so many turns.
+        num_turns: the rows of a stored layer of several parts are those of its parts in so many turns.
     """
 
     def __init__(
         self,
         factory: ParameterFactory,
         in_features: int,
-        parts: Mapping[str, int],
+        parts: Mapping[str, Share],
         *,
         stored: Mapping[str, Sequence[str]],
         num_turns: int,
         bias: bool = False,
     ) -> None:
-        """The weight is [sum of the rows of `parts`, in_features], the bias [the same sum] or none."""
-        assert factory.shard.size == 1
-        shares = {name: Share.whole(rows) for name, rows in parts.items()}
-        super().__init__(factory, in_features, shares, bias=bias)
+        """This rank's weight is [sum of the sizes of `parts`, in_features], the bias [the same sum] or none."""
+        super().__init__(factory, in_features, parts, bias=bias)
         self.stored = stored
         self.num_turns = num_turns
 
@@ -46,30 +41,18 @@ class InterleavedLinear(PackedLinear):
         """Yield the weight and the bias with the tensors of the stored layers."""
         place = path.rpartition(".")[0]
         for leaf, weight in own_weights(self):
-            columns = tuple(Share.whole(size) for size in weight.shape[1:])
-            rows = split_rows(detached(weight), [part.size for part in self.parts.values()])
-            parts = dict(zip(self.parts, rows, strict=True))
-            yield (
-                weight,
-                {
-                    f"{place}.{name}.{leaf}": self._in_turns([parts[each] for each in members], columns)
-                    for name, members in self.stored.items()
-                },
-            )
-
-    def _in_turns(self, parts: Sequence[Tensor | QuantizedWeight], columns: tuple[Share, ...]) -> StoredWeight:
-        """Return the tensor that has the rows of `parts` in turns."""
-        total = sum(part.shape[0] for part in parts)
-        if len(parts) == 1:
-            return WeightSlice(target=parts[0], shares=(Share.whole(total), *columns))
-        slices, start = [], 0
-        for turn in range(self.num_turns):
-            for part in parts:
-                size = part.shape[0] // self.num_turns
-                target = select_rows(part, turn * size, size)
-                slices.append(WeightSlice(target=target, shares=(Share(start, size, total), *columns)))
-                start += size
-        return FusedWeight(parts=slices)
+            columns = [Share.whole(size) for size in weight.shape[1:]]
+            rows = self.rows_of_parts(weight)
+            tensors: dict[str, StoredWeight] = {}
+            for name, members in self.stored.items():
+                layers = [rows[each] for each in members]
+                if len(layers) > 1:
+                    stored: StoredWeight = FusedWeight.in_turns(layers, num_turns=self.num_turns)
+                else:
+                    [(share, target)] = layers
+                    stored = WeightSlice(target=target, shares=(share, *columns))
+                tensors[f"{place}.{name}.{leaf}"] = stored
+            yield weight, tensors
 
 
 class ExactInterleavedLinear(InterleavedLinear):

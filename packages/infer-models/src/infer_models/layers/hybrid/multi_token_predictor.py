@@ -26,8 +26,9 @@ class MultiTokenPredictor(nn.Module):
     """One decoder layer behind a product that joins two rows; its cache has this layer alone."""
 
     def __init__(self, config: ModelConfig, factory: ParameterFactory, *, layer: DecoderLayer[RMSNorm]) -> None:
-        """Join the parts, with norms as `layer` has them; checkpoints know them by the same names."""
+        """Join the parts, with norms as `layer` has them; checkpoints know them by the same names. It is held whole."""
         super().__init__()
+        assert factory.shard.size == 1
 
         def norm() -> RMSNorm:
             return RMSNorm(factory, config.hidden_size, config.norm_eps, variant=layer.input_layernorm.variant)
