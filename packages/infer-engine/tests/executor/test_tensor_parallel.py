@@ -209,7 +209,7 @@ def leading_model(engine: ModelEngine) -> ParallelModel:
     runner: Any = engine.observer.runner
     while not hasattr(runner, "_model"):
         runner = runner._inner  # noqa: SLF001 - doubles wrap the runner
-    model: ParallelModel = runner._model  # noqa: SLF001 - as above
+    model: ParallelModel = runner.model
     return model
 
 
