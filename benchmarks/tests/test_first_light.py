@@ -69,12 +69,12 @@ def test_a_command_is_ended_with_all_that_it_started(tmp_path: Path, ending: str
         psutil.Process(int((tmp_path / "pid").read_text())).wait(timeout=30)
 
 
-def test_limits_add_up_to_less_than_25_minutes_and_the_page_has_each() -> None:
+def test_limits_add_up_to_26_minutes_at_most_and_the_page_has_each() -> None:
     page = (ROOT / "docs/gpu.md").read_text()
     for name, step in STEPS.items():
         assert f"| `{name}` | {step.seconds:.0f} |" in page
         assert step.program != "infer_bench" or step.arguments.split()[0] in BENCHMARKS
-    assert sum(step.seconds for step in STEPS.values()) <= 25 * 60
+    assert sum(step.seconds for step in STEPS.values()) <= 26 * 60
 
 
 @pytest.mark.exhaustive

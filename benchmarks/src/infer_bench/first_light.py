@@ -64,7 +64,7 @@ STEPS = {
         num_threads=1,  # references compute on the CPU, where all threads of six processes would wait for each other
     ),
     "tests alone": Step("pytest", 120, f"{PYTEST} {TESTS_ALONE} benchmarks/tests", f"-q -m 'not full' {TESTS_ALONE}"),
-    "kernels": Step("infer_bench", 150, "kernels-gpu --out {out}", "kernels-gpu --quick"),
+    "kernels": Step("infer_bench", 210, "kernels-gpu --out {out}", "kernels-gpu --quick"),
     "one sequence": Step(
         *(
             "infer_bench",

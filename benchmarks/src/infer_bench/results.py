@@ -20,6 +20,8 @@ import psutil
 import torch
 
 from infer_bench.shapes import SHAPES
+from infer_kernels.compiler_versions import compiler_versions
+from infer_kernels.optional_triton import HAS_TRITON
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,6 +99,7 @@ def _gpu_facts() -> dict[str, Any]:
         return {"gpu": None}
     properties = torch.cuda.get_device_properties(0)
     driver = _said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    compilers = compiler_versions((properties.major, properties.minor)).as_json() if HAS_TRITON else {}
     return {
         "gpu": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
@@ -105,6 +108,7 @@ def _gpu_facts() -> dict[str, Any]:
         "l2_cache_mib": round(properties.L2_cache_size / 2**20, 1),
         "cuda": torch.version.cuda,
         "driver": driver.split()[0] if driver else None,
+        **compilers,
     }
 
 

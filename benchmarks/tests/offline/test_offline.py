@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from infer_bench.agreement import JudgedAnswer, compare_texts, compare_tokens
-from infer_bench.offline import concurrency, engine
+from infer_bench.offline import concurrency, engine, speculation
 from infer_bench.offline import transformers as comparison
 from infer_bench.shapes import SHAPES
+from infer_proofs.engine.models import save_servable
+from infer_proofs.models.checkpoints import save_mtp
 
 
 def test_a_step_without_a_model_is_split_into_its_parts() -> None:
@@ -28,6 +30,13 @@ def test_concurrency_compares_the_same_requests(
     saved = json.loads((tmp_path / "concurrency-llama-30m.json").read_text())
     assert saved["ratio"] == saved["together"][0] / saved["one_by_one"][0]
     assert "| ratio (3 is the ceiling" in capsys.readouterr().out
+
+
+def test_drafts_of_a_models_own_layer_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_mtp(tmp_path, save_servable("qwen3_5", tmp_path, max_position_embeddings=8192))
+    flags = ["--quick", "--method", "mtp", "--workloads", "copied", "--model", str(tmp_path)]
+    assert speculation.main(flags) == 0
+    assert "| copied | " in capsys.readouterr().out
 
 
 # The comparison

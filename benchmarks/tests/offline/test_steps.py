@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infer_bench.offline import steps
-from infer_bench.offline.steps import Measured
-from infer_bench.shapes import SHAPES
+from infer_bench.offline.steps import Measured, SteppedEngine
+from infer_bench.shapes import SHAPES, write_config
 
 TINY = SHAPES["llama-30m"] | {
     "hidden_size": 128,
@@ -33,6 +33,15 @@ def test_a_share_that_is_too_small_fails(capsys: pytest.CaptureFixture[str], mon
     assert "| floor: products |" in (captured := capsys.readouterr()).out
     assert "wanted" in captured.err
     assert steps.main([*arguments, "0"]) == 0
+
+
+def test_a_step_has_its_decodes_and_so_many_tokens_of_prompts(tmp_path: Path) -> None:
+    engine = SteppedEngine(
+        write_config(TINY, tmp_path), quantization="none", max_batch_size=3, beside=600, device="cpu", is_eager=False
+    )
+    assert [step["tokens"] for step in engine.decode(3, num_steps=1)] == [3]
+    assert [step["tokens"] for step in engine.mixed(3, 600, num_steps=2)] == [603] * 2  # of parts of two prompts
+    assert engine.floors.measure(603, num_logits=3)["products"] > 0
 
 
 def test_each_quantization_is_compared_with_the_first() -> None:

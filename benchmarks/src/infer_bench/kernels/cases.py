@@ -5,13 +5,16 @@ A case is made when its turn comes, so that its memory is free again before the 
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from infer_bench.kernels.bench import Bench
+from infer_bench.kernels.quantized_cases import quantized_cases
+from infer_bench.kernels.state_cases import state_cases
+from infer_bench.kernels.work import Aim, Case, Work
 from infer_kernels import (
     NormVariant,
     QKNorm,
@@ -55,34 +58,10 @@ class Model(NamedTuple):
 
 LLAMA = Model("Llama 8B", hidden=4096, intermediate=14336, q_heads=32, kv_heads=8, head_dim=128, variant="llama")
 GEMMA = Model("Gemma 3 4B", hidden=2560, intermediate=10240, q_heads=8, kv_heads=4, head_dim=256, variant="gemma")
-
-
-class Work(NamedTuple):
-    """A launch, ready to be queued; bytes that it must read and write, or operations where these are the limit."""
-
-    launch: Callable[[], object]
-    moves: int = 0
-    computes: int = 0
-
-
-class Aim(NamedTuple):
-    """At least a share of the machine's own rate, at least a rate, or at most a time."""
-
-    value: float
-    unit: Literal["share", "TFLOP/s", "us"]
-
-
-class Case(NamedTuple):
-    """Something to time: a public function, its shape and mode, what allocates its tensors, what it should reach."""
-
-    op: str
-    label: str
-    make: Callable[[Bench], Work]
-    aim: Aim | None = None
-
-    def __str__(self) -> str:
-        """The op and its label."""
-        return f"{self.op}: {self.label}"
+WIDE = Model("Gemma 4 31B", hidden=5376, intermediate=21504, q_heads=32, kv_heads=4, head_dim=512, variant="gemma")
+"""Its layers without a window."""
+SINKS = Model("gpt-oss-20b", hidden=2880, intermediate=2880, q_heads=64, kv_heads=8, head_dim=64, variant="llama")
+SINKS_WINDOW = 128
 
 
 def all_cases() -> Iterator[Case]:
@@ -104,6 +83,7 @@ def all_cases() -> Iterator[Case]:
             yield Case("paged_prefill", f"32/8 heads x {head_dim}, {tokens} tokens", make, aim)
     make = partial(prefill, head_dim=256, tokens=8192, window=1024)
     yield Case("paged_prefill", "32/8 heads x 256, 8192 tokens, a window of 1024", make)
+    yield from _other_attention()
     for rows, most_us in ((1, 25), (8, 30), (64, 75), (256, 150)):
         label = f"{rows} x {VOCAB}"
         yield Case("greedy", label, partial(greedily, rows=rows), Aim(most_us, "us"))
@@ -125,6 +105,25 @@ def all_cases() -> Iterator[Case]:
     for rows in (1, 16, 64, 256, 4096):
         yield Case("fused_moe", f"Qwen3 30B-A3B, {rows} tokens", partial(mix, rows=rows))
         yield Case("moe_router", f"Qwen3 30B-A3B, {rows} tokens", partial(route, rows=rows))
+    yield from quantized_cases()
+    yield from state_cases()
+
+
+def _other_attention() -> Iterator[Case]:
+    """Yield heads of 512, keys in fp8, and sinks, in layers with and without a window."""
+    kinds: tuple[tuple[str, Model, dict[str, Any]], ...] = (
+        ("heads of 512", WIDE, {}),
+        ("keys in fp8", LLAMA, {"cache_dtype": torch.float8_e4m3fn}),
+        ("sinks", SINKS, {"has_sinks": True}),
+        (f"sinks, a window of {SINKS_WINDOW}", SINKS, {"has_sinks": True, "window": SINKS_WINDOW}),
+    )
+    for label, model, how in kinds:
+        for seqs in (1, 64, 256):
+            make = partial(decode, model=model, seqs=seqs, length=4096, **how)
+            aim = Aim(0.85, "share") if seqs > 1 and "window" not in how else None
+            yield Case("paged_decode", f"{model.name}, {label}, {seqs} x 4096 tokens", make, aim)
+        make = partial(prefill, head_dim=model.head_dim, heads=(model.q_heads, model.kv_heads), tokens=8192, **how)
+        yield Case("paged_prefill", f"{model.name}, {label}, 8192 tokens", make)
 
 
 STREAMED = (
@@ -196,28 +195,55 @@ def _qkv(bench: Bench, op: str, model: Model, tokens: int) -> Work:
     )
 
 
-def decode(bench: Bench, *, model: Model, seqs: int, length: int) -> Work:
+def decode(
+    bench: Bench,
+    *,
+    model: Model,
+    seqs: int,
+    length: int,
+    window: int | None = None,
+    cache_dtype: torch.dtype = torch.bfloat16,
+    has_sinks: bool = False,
+) -> Work:
     """Return the work of one token of each sequence."""
     seqs, length = bench.size(seqs, 2), bench.size(length, 600)
     lengths = torch.full((seqs,), length, dtype=torch.int32)
-    work = _attention(bench, model, torch.arange(seqs + 1, dtype=torch.int32), lengths)
+    how: dict[str, Any] = {"window": window, "cache_dtype": cache_dtype, "has_sinks": has_sinks}
+    launch = _attention(bench, model, torch.arange(seqs + 1, dtype=torch.int32), lengths, **how)
     own_bytes = 2 * seqs * model.q_heads * model.head_dim * 2
-    return Work(launch=work, moves=2 * seqs * length * model.kv_heads * model.head_dim * 2 + own_bytes)
+    num_keys = seqs * min(length, window or length)
+    return Work(launch=launch, moves=2 * num_keys * model.kv_heads * model.head_dim * cache_dtype.itemsize + own_bytes)
 
 
-def prefill(bench: Bench, *, head_dim: int, tokens: int, window: int | None = None) -> Work:
+def prefill(
+    bench: Bench,
+    *,
+    head_dim: int,
+    tokens: int,
+    heads: tuple[int, int] = (LLAMA.q_heads, LLAMA.kv_heads),
+    window: int | None = None,
+    **how: Any,
+) -> Work:
     """Return the work of a prompt at once, in a layer whose tokens attend to the last `window`, or to all."""
     tokens = bench.size(tokens, 70)
-    model = LLAMA._replace(head_dim=head_dim)
+    model = LLAMA._replace(head_dim=head_dim, q_heads=heads[0], kv_heads=heads[1])
     query_start = torch.tensor([0, tokens], dtype=torch.int32)
-    launch = _attention(bench, model, query_start, torch.tensor([tokens], dtype=torch.int32), window=window)
+    lengths = torch.tensor([tokens], dtype=torch.int32)
+    launch = _attention(bench, model, query_start, lengths, window=window, **how)
     seen = min(tokens, window or tokens)
     pairs = seen * (seen + 1) // 2 + (tokens - seen) * seen
     return Work(launch=launch, computes=4 * head_dim * model.q_heads * pairs)
 
 
 def _attention(
-    bench: Bench, model: Model, query_start: Tensor, seq_lens: Tensor, *, window: int | None = None
+    bench: Bench,
+    model: Model,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    *,
+    window: int | None,
+    cache_dtype: torch.dtype = torch.bfloat16,
+    has_sinks: bool = False,
 ) -> Callable[[], object]:
     """Return the launch of attention over sequences of one length, in shuffled blocks, in bf16."""
     seqs, columns = len(seq_lens), -(-int(seq_lens[0]) // BLOCK_SIZE)
@@ -229,9 +255,10 @@ def _attention(
         device=bench.device,
     )
     q = bench.random(int(query_start[-1]), model.q_heads, model.head_dim)
-    caches = _caches(bench, model, seqs * columns)
-    scale = model.head_dim**-0.5
-    return partial(paged_attention, q, *caches, plan, scale=scale, window=window, out=torch.empty_like(q))
+    k_cache, v_cache = (cache.to(cache_dtype) for cache in _caches(bench, model, seqs * columns))
+    attend = partial(paged_attention, q, k_cache, v_cache, plan, window=window, out=torch.empty_like(q))
+    sinks = bench.random(model.q_heads) if has_sinks else None
+    return partial(attend, scale=model.head_dim**-0.5, sinks=sinks)
 
 
 def _caches(bench: Bench, model: Model, num_blocks: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,8 @@ from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
 from infer_bench.kernels.bench import Bench
-from infer_bench.kernels.cases import Case, all_cases
+from infer_bench.kernels.cases import all_cases
+from infer_bench.kernels.work import Case
 from infer_bench.limits import Limit, judge
 from infer_bench.results import argument_parser, save, table
 from infer_proofs.kernels.compiled.ahead_of_time import compile_only

@@ -22,7 +22,8 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from infer_bench.kernels.bench import Bench
-from infer_bench.kernels.cases import Work, gate_up, mix, prefill
+from infer_bench.kernels.cases import gate_up, mix, prefill
+from infer_bench.kernels.work import Work
 from infer_bench.results import table
 from infer_kernels import linear_invariant
 from infer_kernels.attention.triton.tile_configs import TileConfig, prefill_config

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from infer_bench.weight_memory import bf16_bytes, weight_bytes
-from infer_models import CausalView, ModelConfig, load_model
+from infer_models import CausalLM, CausalView
 from infer_models.layers import Experts, LinearBase, Router
 
 if TYPE_CHECKING:
@@ -24,22 +23,13 @@ PLAIN = "none"
 
 
 class Floors:
-    """The least time of a step."""
+    """The least time of an engine's step."""
 
-    def __init__(self, folder: Path, *, quantization: str, device: str) -> None:
-        """Load the shape in `folder` once more, as the engine does."""
-        self._device = torch.device(device)
-        self._dtype = getattr(torch, ModelConfig.from_folder(folder).dtype)
-        self._model = load_model(
-            folder,
-            device=self._device,
-            dtype=self._dtype,
-            load_format="dummy",
-            **quantization_option(quantization),
-        )
+    def __init__(self, model: CausalLM, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Measure `model`, which an engine computes with in `dtype` on `device`: its weights are there once."""
+        self._model, self._dtype, self._device = model, dtype, device
         layers = [each for each in self._model.modules() if isinstance(each, LinearBase)]
         self._widths = {each: in_features(each) for each in layers}
-        self._model.prepack()
         self._num_bytes = sum(weight_bytes(each) for each in layers)
         self._expert_bytes = 0
         for each in self._model.modules():

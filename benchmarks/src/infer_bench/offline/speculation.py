@@ -13,13 +13,14 @@ is 1.
 
     uv run infer-bench speculation
     uv run infer-bench speculation --model SmolLM2-135M-Instruct --num-tokens 8 --temperature 0.7
+    uv run infer-bench speculation --model FOLDER --method mtp     one with a layer that drafts, as Qwen 3.5 has
 """
 
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -27,6 +28,7 @@ from infer_bench.limits import Limit, judge
 from infer_bench.results import Columns, argument_parser, columns_table, in_turns, save, seconds_of
 from infer_engine import LLM, SamplingParams
 from infer_engine.protocol import EngineStats, StructuredOutputs, Tool
+from infer_engine.protocol.config.speculation import SpeculationMethod
 from infer_engine.speculation.suffix import SuffixProposer
 
 MOST_US = 20
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__, quick="one round of 40 tokens", rounds=5)
     parser.add_argument("--model", default=None, help="left out: the default model")
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--method", default="suffix", choices=("suffix", "ngram", "draft_model"))
+    parser.add_argument("--method", default="suffix", choices=get_args(SpeculationMethod))
     parser.add_argument("--draft-model", help="with `draft_model`: the model that drafts")
     parser.add_argument("--num-tokens", type=int, default=None, help="most draft tokens of a request in a step")
     parser.add_argument("--max-tokens", type=int, default=300, help="of an answer")

@@ -4,6 +4,7 @@
     uv run infer-bench cpu-steps --shape qwen3-0.6b-8k --least-share 0.5
     uv run infer-bench cpu-steps --shape qwen3-0.6b-8k --quantization none int8 int4
     uv run infer-bench steps --device cuda --shape llama-3.2-3b --sequences 1 64 256 --profile
+    uv run infer-bench steps --device cuda --shape qwen3-0.6b --sequences 128 --beside 2272 --profile
 
 The engine is the one that serves, with random weights, in this process. Turn by turn: decode steps of one sequence of
 128 tokens and of 16, a prompt of 1024, and two floors for each:
@@ -33,8 +34,10 @@ from infer_bench.limits import Limit, judge
 from infer_bench.offline.floors import PLAIN, Floors, quantization_option
 from infer_bench.results import Columns, argument_parser, in_turns, lines_table, medians, number, save, table
 from infer_bench.shapes import NO_DRAFTS, SHAPES, write_config
-from infer_engine.assembly.core import build_core
+from infer_engine.assembly.core import CoreParts, build_core
 from infer_engine.messages import Submit
+from infer_engine.model_runner.rank_model import RankModel
+from infer_engine.model_runner.runner import ModelRunner
 from infer_engine.protocol import EngineConfig, SamplingParams
 
 PROMPT_TOKENS, DECODED_TOKENS = 1024, 128
@@ -54,19 +57,29 @@ GPU_OPTIONS = {"kv_cache_memory": "8GiB", "dtype": "bfloat16", "use_prefix_cachi
 EAGER = {"use_cuda_graphs": False, "use_async_scheduling": False}
 """Every kernel is launched by the host, which waits for each step's tokens before it plans the next step."""
 Times = dict[str, float]
-"""Milliseconds of a step, or of a prompt's steps together, by stage; `read` and `products` are floors."""
+"""Milliseconds of a step, or of a prompt's steps together, by stage; `read` and `products` are floors, and `tokens` are
+those that it computed.
+"""
 Found = dict[str, Times]
 """Medians, by what was computed."""
 
 
 class SteppedEngine:
-    """An engine that is stepped by hand."""
+    """An engine that is stepped by hand.
 
-    def __init__(self, folder: Path, *, quantization: str, max_batch_size: int, device: str, is_eager: bool) -> None:
-        """Load the shape in `folder`, with random weights."""
+    Attributes:
+        floors: floors of its steps, of its own weights.
+    """
+
+    def __init__(
+        self, folder: Path, *, quantization: str, max_batch_size: int, beside: int, device: str, is_eager: bool
+    ) -> None:
+        """Load the shape in `folder`, with random weights; `beside` are tokens of prompts in a step with decodes."""
         options: dict[str, Any] = {} if device == "cpu" else GPU_OPTIONS | (EAGER if is_eager else {})
-        if (num_tokens := max_batch_size * DECODED_TOKENS) > BATCHED_TOKENS:
+        if (num_tokens := max(max_batch_size * DECODED_TOKENS, max_batch_size + beside)) > BATCHED_TOKENS:
             options = options | {"max_num_batched_tokens": num_tokens}
+        if beside:
+            options = options | {"max_prefill_tokens_beside_decodes": beside}
         config = EngineConfig(
             model=str(folder),
             load_format="dummy",
@@ -76,8 +89,17 @@ class SteppedEngine:
             **options,
             **quantization_option(quantization),
         )
-        built = build_core(config)
+        rank = list[RankModel]()
+
+        def take_model(parts: CoreParts) -> CoreParts:
+            assert isinstance(parts.runner, ModelRunner)
+            assert isinstance(parts.runner.model, RankModel)
+            rank.append(parts.runner.model)
+            return parts
+
+        built = build_core(config, wrap_parts=take_model)
         self._core, self._vocab_size = built.core, built.info.vocab_size
+        self.floors = Floors(rank[0].model, dtype=getattr(torch, built.info.dtype), device=rank[0].device)
         self._numbers = count()
 
     def decode(self, num_seqs: int, *, num_steps: int) -> list[Times]:
@@ -88,9 +110,9 @@ class SteppedEngine:
         return steps
 
     def mixed(self, num_seqs: int, num_tokens: int, *, num_steps: int) -> list[Times]:
-        """Return the stages of steps of `num_seqs` decodes beside as many of `num_tokens` tokens of prompts as fit."""
+        """Return the stages of steps of `num_seqs` decodes beside `num_tokens` tokens of prompts."""
         self._begin(num_seqs, num_steps=2 * num_steps)
-        self._submit_prompts(num_steps * num_tokens)
+        self._submit_prompts((num_steps + 2) * num_tokens)
         steps = [self._step() for _ in range(num_steps + 1)][1:]  # the first may be of decodes that were under way
         self._finish()
         return steps
@@ -98,12 +120,12 @@ class SteppedEngine:
     def profile(self, num_seqs: int, *, prompt_tokens: int, step_ms: float) -> dict[str, Any]:
         """Return the largest kernels of a step, microseconds of a step by name, and what they are of `step_ms`.
 
-        A step has `num_seqs` decodes, and beside them, if they are not 0, up to `prompt_tokens` of prompts. On a CPU
+        A step has `num_seqs` decodes, and beside them, if they are not 0, `prompt_tokens` of prompts. On a CPU
         operators are taken for kernels. The profiler costs the host time and the device none, so that its time is
         compared with that of a step which was not profiled.
         """
         self._begin(num_seqs, num_steps=2 * NUM_PROFILED_STEPS)
-        self._submit_prompts(NUM_PROFILED_STEPS * prompt_tokens)
+        self._submit_prompts((NUM_PROFILED_STEPS + 2) * prompt_tokens)
         if prompt_tokens:
             self._step()  # as in `mixed`
         on_gpu = torch.cuda.is_available()
@@ -122,7 +144,7 @@ class SteppedEngine:
         parts = []
         while self._core.has_work:
             parts.append(self._step())
-        return {stage: sum(part[stage] for part in parts) for stage in STAGES}
+        return {each: sum(part[each] for part in parts) for each in (*STAGES, "tokens")}
 
     def _begin(self, num_seqs: int, *, num_steps: int) -> None:
         self._submit(num_seqs, DECODED_TOKENS, max_tokens=num_steps + 4)  # one step may be under way
@@ -131,7 +153,10 @@ class SteppedEngine:
             self._step()
 
     def _submit_prompts(self, num_tokens: int) -> None:
-        """Submit prompts that have no fewer tokens in all, and end with their first one."""
+        """Submit prompts that have no fewer tokens in all, and end with their first one.
+
+        Those of one step more than are taken are left, as a step takes no more than a chunk of each.
+        """
         self._submit(-(-num_tokens // PROMPT_TOKENS), PROMPT_TOKENS, max_tokens=1)
 
     def _finish(self) -> None:
@@ -155,7 +180,8 @@ class SteppedEngine:
         stats = result.stats
         seconds = (stats.schedule_s, stats.execute_s, stats.sample_s)
         rest_s = stats.busy_s - busy_s - sum(seconds)
-        return {stage: 1e3 * each for stage, each in zip(STAGES, (*seconds, rest_s), strict=True)}
+        times = {stage: 1e3 * each for stage, each in zip(STAGES, (*seconds, rest_s), strict=True)}
+        return times | {"tokens": stats.num_step_tokens}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +226,9 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--eager", action="store_true", help="on a GPU: neither CUDA graphs nor asynchronous steps")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16], help="that decode together")
-    parser.add_argument("--beside", type=int, default=0, help="tokens of prompts in a step, beside the decodes, too")
+    parser.add_argument(
+        "--beside", type=int, default=0, help="also measure steps with so many tokens of prompts beside the decodes"
+    )
     parser.add_argument(
         "--quantization", nargs="+", default=[PLAIN], help="of the weights; several are compared with the first"
     )
@@ -222,32 +250,29 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, Any]]:
     """Return the medians by quantization, and profiles of the first one's decodes where they are asked for."""
-    how = {"max_batch_size": max(args.sequences), "device": args.device, "is_eager": args.eager}
+    sizes = {"max_batch_size": max(args.sequences), "beside": args.beside}
     with tempfile.TemporaryDirectory() as made:
         folder = write_config(args.shape, Path(made))
         sides = {
-            each: (
-                SteppedEngine(folder, quantization=each, **how),
-                Floors(folder, quantization=each, device=args.device),
-            )
+            each: SteppedEngine(folder, quantization=each, device=args.device, is_eager=args.eager, **sizes)
             for each in args.quantization
         }
 
         def turn(quantization: str, number: int) -> dict[str, list[Times]]:
-            return take_turn(*sides[quantization], args, num_steps=2 if number < 0 else args.steps)
+            return take_turn(sides[quantization], args, num_steps=2 if number < 0 else args.steps)
 
         turns = in_turns({each: partial(turn, each) for each in sides}, rounds=args.rounds)
     measured = {
         quantization: Measured(
             milliseconds={name: medians([step for turn in found for step in turn[name]]) for name in found[0]},
-            weight_bytes=sides[quantization][1].weight_bytes,
-            share_of_bf16=sides[quantization][1].weight_bytes / sides[quantization][1].bf16_bytes,
+            weight_bytes=sides[quantization].floors.weight_bytes,
+            share_of_bf16=sides[quantization].floors.weight_bytes / sides[quantization].floors.bf16_bytes,
         )
         for quantization, found in turns.items()
     }
     if not args.profile:
         return measured, {}
-    (engine, _), times = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
+    engine, times = sides[args.quantization[0]], measured[args.quantization[0]].milliseconds
     return measured, {
         name: engine.profile(num_seqs, prompt_tokens=prompt_tokens, step_ms=step_ms(times[name]))
         for num_seqs in args.sequences
@@ -256,11 +281,9 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Measured], dict[str, An
     }
 
 
-def take_turn(
-    engine: SteppedEngine, floors: Floors, args: argparse.Namespace, *, num_steps: int
-) -> dict[str, list[Times]]:
+def take_turn(engine: SteppedEngine, args: argparse.Namespace, *, num_steps: int) -> dict[str, list[Times]]:
     """Return one round's stages, each beside floors that were measured just before."""
-    found = {}
+    floors, found = engine.floors, {}
     for num_seqs in args.sequences:
         least = floors.measure(num_seqs, num_logits=num_seqs, num_context=DECODED_TOKENS)
         found[decodes_name(num_seqs)] = [least | step for step in engine.decode(num_seqs, num_steps=num_steps)]

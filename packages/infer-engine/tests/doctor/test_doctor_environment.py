@@ -23,8 +23,10 @@ from infer_engine.doctor.host import (
     describe_variables,
     versions,
 )
+from infer_engine.doctor.reported_faults import faults_of
 from infer_engine.executor.gpu_links import GpuLink
 from infer_engine.host_limits import HostLimits, MemoryLimit, ProcessorLimit
+from infer_kernels.compiler_versions import CompilerVersions
 from infer_proofs.engine.doctor import examined
 
 DRIVER = DriverFacts(
@@ -295,6 +297,58 @@ def test_a_gpu_is_described_and_its_kernels_are_checked_by_several_processes(mon
     assert "launches" in found.named("ok")
     assert (found.details["device"], found.details["kernel_processes"]) == ("cuda:1", 4)
     assert [gpu["memory"] for gpu in found.details["gpus"]] == [80 * GIB] * 2
+
+
+def compilers(triton: str, ptxas: str | None) -> CompilerVersions:
+    return CompilerVersions(triton=triton, ptxas=ptxas, ptxas_blackwell="13.1.80", assembled_by="ptxas")
+
+
+HOPPERS = {
+    "fla-org/flash-linear-attention#1262",
+    "fla-org/flash-linear-attention#640, unslothai/unsloth#5276",
+    "fla-org/flash-linear-attention#984",
+}
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "ptxas", "reports"),
+    [
+        ((9, 0), "3.6.0", "12.8.93", HOPPERS),
+        ((9, 0), "3.6.0+fb.1", None, HOPPERS - {"fla-org/flash-linear-attention#1262"}),
+        ((9, 0), "3.7.1", "13.1.80", {"fla-org/flash-linear-attention#984"}),
+        ((9, 0), "3.8.0", "12.8.92", set()),
+        ((9, 0), "3.9.0", "13.4.59", set()),
+        ((8, 0), "3.6.0", "12.8.93", set()),
+        ((10, 3), "3.8.0", "13.3.33", {"triton-lang/triton#10821"}),
+        ((10, 0), "3.6.0", "12.9.86", {"triton-lang/triton#10821"}),
+        ((10, 3), "3.9.0", "13.4.59", set()),
+    ],
+)
+def test_reports_of_wrong_code_are_those_of_a_device_and_its_compilers(
+    capability: tuple[int, int], triton: str, ptxas: str | None, reports: set[str]
+) -> None:
+    assert {fault.report for fault in faults_of(capability, compilers(triton, ptxas))} == reports
+
+
+def test_what_others_reported_of_the_compilers_is_a_warning_that_our_checks_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "compiler_versions", lambda _: compilers("3.7.1", "13.1.80"))
+    monkeypatch.setattr(environment, "read_driver", lambda _: driver_with(driver_cuda=(13, 0)))
+    with made_gpus(monkeypatch):
+        found = examined(examine_environment, device="cuda")
+    assert found.named("warning") == {"reported in fla-org/flash-linear-attention#984"}
+    [warning] = [each for each in found.findings.values() if each.verdict == "warning"]
+    assert "here triton 3.7.1 with ptxas 13.1.80 compiles for 9.0" in warning.found
+    assert "if the parts `kernels` and `engine` pass with these versions" in warning.fix
+    assert found.summaries[0].endswith("on a GPU, triton 3.7.1 with ptxas 13.1.80, driver 550.54.15")
+    assert found.details["kernel_compilers"] == {
+        "triton": "3.7.1",
+        "ptxas": "13.1.80",
+        "ptxas_blackwell": "13.1.80",
+        "assembled_by": "ptxas",
+        "driver": "550.54.15",
+    }
 
 
 def test_what_keeps_gpus_from_computing_together_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,9 +229,9 @@ def test_the_largest_step_is_measured_on_all_ranks_and_a_second_engine_with_rank
 def leading_model(engine: ModelEngine) -> ParallelModel:
     """Return what the engine's runner computes with."""
     runner: Any = engine.observer.runner
-    while not hasattr(runner, "_model"):
+    while not hasattr(runner, "model"):
         runner = runner._inner  # noqa: SLF001 - doubles wrap the runner
-    model: ParallelModel = runner._model  # noqa: SLF001 - as above
+    model: ParallelModel = runner.model
     return model
 
 

@@ -2,28 +2,30 @@
 
 The models are tiny, with heads as wide as real ones and weights that bf16 holds exactly. The configurations have every
 two values of modes, backends, policies and block sizes that can meet. On a CPU three of them are answered, which shows
-that the checks are sound.
+that the checks are sound. Drafts, keys in eight bits and quantized weights are cases of their own, on a CPU too.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from infer_engine import EngineConfig
-from infer_engine.doctor.oracle import Oracle, compare, save_small_model
+from infer_engine.doctor.oracle import LOGIT_TOLERANCES, Oracle, compare, save_small_model
 from infer_engine.protocol import EngineStats
 from infer_engine.protocol.config import SchedulerPolicy
+from infer_engine.protocol.config.model import Quantization
 from infer_proofs.engine.models import ModelEngine, sound_tokens
 from infer_proofs.kernels.devices import ON_GPU
 from infer_proofs.models import LLAMA3_SCALING
+from infer_proofs.models.checkpoints import save_mtp_of_pairs
 
 Values = dict[str, Any]
 """Fields of `EngineConfig`."""
@@ -231,6 +233,78 @@ WAVES: list[Prompts] = [
 Lengths end before, at and behind the ends of blocks, chunks and the window."""
 
 
+DRAFTED_WAVES: list[Prompts] = [
+    {"long": LONG},
+    {
+        "long again": LONG,
+        "repeated": 5 * random_prompt(9),
+        **{str(length): random_prompt(length) for length in (17, 5)},
+    },
+]
+"""So few that steps get drafts: of the answer that was given before, of repetitions, and such as are wrong."""
+
+
+class OwnCase(NamedTuple):
+    """A case beside the configurations.
+
+    Attributes:
+        family: one of `FAMILIES`.
+        config: fields of `EngineConfig`.
+        on_cpu: fields that are others there.
+        quantization: format of the weights that right answers are computed of, dequantized.
+        mtp: the layer that drafts: none, one that is mostly wrong, or one that is right, of a model of pairs.
+    """
+
+    family: str
+    config: Values = {}  # noqa: RUF012 - read only
+    on_cpu: Values = {}  # noqa: RUF012 - read only
+    quantization: Quantization = "auto"
+    mtp: str = ""
+
+
+SUFFIX, NGRAM, MTP = ({"speculative_config": f'{{"method": "{method}"}}'} for method in ("suffix", "ngram", "mtp"))
+EXACT_CASES = {
+    "suffix": OwnCase("llama", SUFFIX),
+    "suffix, a model with states": OwnCase("lfm2", SUFFIX),
+    "ngram, windows": OwnCase("gemma3", NGRAM),
+    "mtp": OwnCase("qwen3_5", MTP, mtp="random"),
+    "mtp that is right": OwnCase("qwen3_5", MTP, mtp="pairs"),
+}
+"""Cases that compute what they would compute without, in any dtype."""
+FP8_KEYS, INT8_KEYS = {"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "int8"}
+FP8, INT8 = {"quantization": "fp8"}, {"quantization": "int8"}
+ROUNDED_CASES = {
+    "fp8 keys, windows": OwnCase("gemma3", FP8_KEYS, on_cpu=INT8_KEYS),
+    "fp8 keys, heads of 512": OwnCase("gemma4", FP8_KEYS, on_cpu=INT8_KEYS),
+    "fp8 keys and drafts": OwnCase("qwen3", FP8_KEYS | SUFFIX, on_cpu=INT8_KEYS),
+    "int8 weights": OwnCase("llama", INT8, quantization="int8"),
+    "int4 weights": OwnCase("llama", {"quantization": "int4"}, quantization="int4"),
+    "int4 weights, heads of 512": OwnCase("gemma4", {"quantization": "int4"}, quantization="int4"),
+    "int8 weights and mtp": OwnCase("qwen3_5", MTP | INT8, quantization="int8", mtp="random"),
+    "fp8 weights": OwnCase("gemma3", FP8, on_cpu=INT8),
+    "fp8 weights, heads of 512": OwnCase("gemma4", FP8, on_cpu=INT8),
+}
+"""Cases that round keys, inputs or, to fp8, weights, in bf16."""
+ROUNDED_MARGIN, ROUNDED_TOLERANCE = 0.5, 1.0
+"""Margin and tolerance of these, in standard deviations of logits.
+
+In fp32, keys rounded to fp8 made a difference of 0.55, and one of 0.18 between the two best of a token that changed;
+weights and inputs rounded to fp8 0.52 and 0.25. On a CPU int4 weights in bf16, whose inputs are rounded to int8, made
+0.39.
+"""
+QUICK_OWN = ("suffix", "float32")
+
+
+def own_cases() -> Iterator[Any]:
+    """Yield the case, the dtype and the device of each test."""
+    dtypes = dict.fromkeys(EXACT_CASES, ("float32", "bfloat16")) | dict.fromkeys(ROUNDED_CASES, ("bfloat16",))
+    for name, case in (EXACT_CASES | ROUNDED_CASES).items():
+        for dtype in dtypes[name]:
+            yield pytest.param(case, dtype, "cuda", marks=ON_GPU, id=f"{name}-{dtype}-cuda")
+            marks = () if (name, dtype) == QUICK_OWN else pytest.mark.full
+            yield pytest.param(case, dtype, "cpu", marks=marks, id=f"{name}-{dtype}-cpu")
+
+
 class Answer(NamedTuple):
     """The tokens of an answer, and on the host the logits [tokens, vocab] that each was chosen from."""
 
@@ -241,9 +315,9 @@ class Answer(NamedTuple):
 class Checkpoint:
     """A tiny model, what it must answer, and what an engine on a device answers to each request alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, quantization: Quantization = "auto") -> None:
         self._folder = folder
-        self._oracle = Oracle(folder, max_seq_len=MAX_SEQ_LEN)
+        self._oracle = Oracle(folder, max_seq_len=MAX_SEQ_LEN, quantization=quantization)
         self.alone = cache(self._alone)
 
     def answer(self, waves: Sequence[Prompts], **config: Any) -> tuple[dict[str, Answer], EngineStats]:
@@ -266,7 +340,7 @@ class Checkpoint:
 
     def right_logits(self, name: str, token_ids: list[int]) -> Tensor:
         """Return the logits [tokens, vocab] that must precede each token of an answer."""
-        prompt = next(wave[name] for wave in WAVES if name in wave)
+        prompt = next(wave[name] for wave in WAVES + DRAFTED_WAVES if name in wave)
         return self._oracle.logits([*prompt, *token_ids[:-1]])[-len(token_ids) :]
 
     def _alone(self, device: str, dtype: str) -> dict[str, Answer]:
@@ -275,22 +349,31 @@ class Checkpoint:
         return self.answer(waves, **how)[0]
 
 
+class CheckpointOf(Protocol):
+    """Gives a family's checkpoint."""
+
+    def __call__(self, family: str, *, quantization: Quantization = "auto", mtp: str = "") -> Checkpoint: ...
+
+
 @pytest.fixture(scope="module")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> CheckpointOf:
     """Return a function that gives a family's checkpoint."""
 
     @cache
-    def checkpoint_of(family: str) -> Checkpoint:
+    def checkpoint_of(family: str, *, quantization: Quantization = "auto", mtp: str = "") -> Checkpoint:
         folder = tmp_path_factory.mktemp(family)
-        save_small_model(FAMILIES[family] | {"dtype": "bfloat16"}, folder, dtype=torch.bfloat16)
-        return Checkpoint(folder)
+        fields = FAMILIES[family] | {"dtype": "bfloat16"}
+        save_small_model(fields, folder, dtype=torch.bfloat16, with_mtp=bool(mtp))
+        if mtp == "pairs":
+            save_mtp_of_pairs(folder)
+        return Checkpoint(folder, quantization=quantization)
 
     return checkpoint_of
 
 
 @pytest.mark.parametrize(("family", "dtype", "device", "config"), list(cases()))
 def test_tokens_and_logits_are_those_of_plain_pytorch(
-    family: str, dtype: str, device: str, config: Values, checkpoint_of: Callable[[str], Checkpoint]
+    family: str, dtype: str, device: str, config: Values, checkpoint_of: CheckpointOf
 ) -> None:
     checkpoint = checkpoint_of(family)
     is_short = "num_kv_blocks" in config
@@ -306,6 +389,22 @@ def test_tokens_and_logits_are_those_of_plain_pytorch(
     if config.get("batch_invariant"):
         alone = checkpoint.alone(device, dtype)
         assert [name for name, own in found.items() if not torch.equal(own.logits, alone[name].logits)] == []
+
+
+@pytest.mark.parametrize(("case", "dtype", "device"), list(own_cases()))
+def test_drafts_keys_in_eight_bits_and_quantized_weights_answer_as_plain_pytorch(
+    case: OwnCase, dtype: str, device: str, checkpoint_of: CheckpointOf
+) -> None:
+    checkpoint = checkpoint_of(case.family, quantization=case.quantization, mtp=case.mtp)
+    config, is_exact = case.config | (case.on_cpu if device == "cpu" else {}), case in EXACT_CASES.values()
+    drafts = "speculative_config" in config
+    found, stats = checkpoint.answer(DRAFTED_WAVES if drafts else WAVES, device=device, dtype=dtype, **config)
+    pairs = [(own.logits, checkpoint.right_logits(name, own.token_ids)) for name, own in found.items()]
+    agreement = compare(pairs, dtype=getattr(torch, dtype), margin=None if is_exact else ROUNDED_MARGIN)
+    assert agreement.num_decided_same == agreement.num_decided > 0, agreement
+    assert agreement.logit_error <= (LOGIT_TOLERANCES[getattr(torch, dtype)] if is_exact else ROUNDED_TOLERANCE)
+    assert bool(stats.num_draft_tokens) >= drafts
+    assert bool(stats.num_accepted_tokens) >= (drafts and case.mtp != "random")
 
 
 def test_every_two_values_that_can_meet_do_so() -> None:
@@ -329,9 +428,7 @@ def test_every_two_values_that_can_meet_do_so() -> None:
         pytest.param("gemma3", {"rope_local_base_freq": 11000.0}, marks=pytest.mark.full),
     ],
 )
-def test_a_small_mistake_shows(
-    family: str, mistake: Values, checkpoint_of: Callable[[str], Checkpoint], tmp_path: Path
-) -> None:
+def test_a_small_mistake_shows(family: str, mistake: Values, checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     save_small_model(FAMILIES[family] | {"dtype": "bfloat16"} | mistake, tmp_path, dtype=torch.bfloat16)
     found, _ = Checkpoint(tmp_path).answer(WAVES, device="cpu", dtype="float32")
     pairs = [(own.logits, checkpoint_of(family).right_logits(name, own.token_ids)) for name, own in found.items()]

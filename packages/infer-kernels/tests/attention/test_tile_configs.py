@@ -19,7 +19,9 @@ def tiles(table: ConfigTable, capability: tuple[int, int]) -> list[TileConfig]:
 
 @pytest.mark.parametrize("table", [decode_config, prefill_config])
 @pytest.mark.parametrize(
-    ("capability", "like"), [((10, 3), (10, 0)), ((11, 0), (10, 0)), ((8, 7), (8, 0)), ((12, 1), (12, 0))], ids=str
+    ("capability", "like"),
+    [((10, 3), (10, 0)), ((11, 0), (10, 0)), ((10, 7), (10, 0)), ((8, 7), (8, 0)), ((12, 1), (12, 0))],
+    ids=str,
 )
 def test_a_later_gpu_of_one_architecture_has_its_tiles(
     table: ConfigTable, capability: tuple[int, int], like: tuple[int, int]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 from triton.backends.nvidia.compiler import get_ptxas_version
 
 from infer_kernels import gpu_start
+from infer_kernels.compiler_versions import compiler_versions
 from infer_kernels.gpu_start import (
     ASSEMBLER_VARIABLE,
     CACHE_VARIABLE,
@@ -138,6 +140,25 @@ def test_a_driver_for_cuda_12_gets_code_that_it_can_load(
     code = machine_code(capability, tmp_path, monkeypatch)
     assert code[8] == 7 or b"release 12." in code  # the ABI of CUDA 12, or the newer one as its last releases write it
     get_ptxas_version.cache_clear()
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+def test_the_versions_are_those_of_the_assembler_that_compiles(capability: tuple[int, int]) -> None:
+    found = compiler_versions(capability)
+    assert found.triton == triton.__version__
+    assert f"V{found.assembler}" in get_ptxas_version(10 * capability[0])
+    assert found.assembled_by in str(found)
+
+
+def test_an_assembler_that_cannot_be_asked_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = tmp_path / "ptxas"
+    chosen.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
+    chosen.chmod(0o755)
+    monkeypatch.setenv(ASSEMBLER_VARIABLE, str(chosen))
+    found = compiler_versions((10, 0))
+    assert (found.assembler, found.assembled_by) == ("13.0.88", "ptxas-blackwell")
+    chosen.write_text('#!/bin/sh\ntest -n "$1" && echo nothing, release 13.0\n')
+    assert compiler_versions((10, 0)).assembler is None
 
 
 def test_an_assembler_that_the_user_chose_or_that_fits_the_driver_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,14 @@ from infer_engine.doctor.gpu_facts import (
     is_exclusive,
     is_slice,
 )
+from infer_engine.doctor.reported_faults import faults_of
 from infer_engine.doctor.reporter import Reporter, describe, size
 from infer_engine.executor.gpu_links import explain_gpu_links
 from infer_engine.gpu_visibility import explain_hidden
 from infer_engine.host_limits import HostLimits
 from infer_engine.processes.processors import THREADS
 from infer_engine.sizing import gpu_memory, resolve_device
+from infer_kernels.compiler_versions import compiler_versions
 from infer_kernels.cpu.compilation import (
     INSTALL_HINT,
     SWITCH,
@@ -35,6 +37,10 @@ from infer_kernels.optional_triton import HAS_TRITON, TRITON_MISSING
 MAX_KERNEL_PROCESSES = 4
 """Processes that compile and compare Triton kernels side by side; each compiles on one core."""
 PROHIBITED = "Prohibited"
+PROVEN_BY_CHECKS = (
+    "none is needed if the parts `kernels` and `engine` pass with these versions, which counts: the report is of other "
+    "kernels than ours; else install another version of torch, which brings another Triton"
+)
 _BUSY_SHARE = 0.1
 """Share of a GPU's memory in use by others beyond which the default of `gpu_memory_utilization` is too much."""
 
@@ -42,13 +48,13 @@ _BUSY_SHARE = 0.1
 def examine_devices(reporter: Reporter, driver: DriverFacts, limits: HostLimits) -> None:
     """Report the device of the request: a GPU with what Triton needs, else the CPU with what its kernels need."""
     on_gpu = _examine_device(reporter, driver, limits)
+    where = f"on {limits.threads() or limits.usable_processors} processors"
     if on_gpu:
-        _examine_triton(reporter, driver)
+        where = f"on a GPU, {_examine_triton(reporter, driver)}"
     else:
         _examine_cpu_kernels(reporter)
         _examine_threads(reporter, limits, torch.get_num_threads())
         _examine_memory_limit(reporter, limits)
-    where = "on a GPU" if on_gpu else f"on {limits.threads() or limits.usable_processors} processors"
     reporter.finish(f"torch {torch.__version__} computes {where}")
 
 
@@ -156,12 +162,11 @@ def _why_cuda_fails() -> str:
     return "it sees no GPU"
 
 
-def _examine_triton(reporter: Reporter, driver: DriverFacts) -> None:
-    """Report whether Triton can compile: its cache, and the C file of its launcher."""
+def _examine_triton(reporter: Reporter, driver: DriverFacts) -> str:
+    """Report whether Triton can compile: its cache, and the C file of its launcher; return with which versions."""
     if not HAS_TRITON:
         reporter.fail("Triton", TRITON_MISSING, fix="install it, or compute on the CPU with `--device cpu`")
-        return
-
+        return "without Triton"
     _examine_folder(reporter, "Triton's cache", cache_folder(), variable="TRITON_CACHE_DIR")
     try:
         prepare_gpu(resolve_device(reporter.request.device), driver_cuda=driver.driver_cuda)
@@ -170,6 +175,21 @@ def _examine_triton(reporter: Reporter, driver: DriverFacts) -> None:
     else:
         reporter.ok("Triton's launcher", "compiled by this machine's C compiler")
         examine_first_launches(reporter)
+    return _examine_compilers(reporter, driver)
+
+
+def _examine_compilers(reporter: Reporter, driver: DriverFacts) -> str:
+    """Report the versions that kernels are made and run by, with others' reports of wrong code; return the versions."""
+    properties = torch.cuda.get_device_properties(resolve_device(reporter.request.device))
+    capability = (properties.major, properties.minor)
+    compilers = compiler_versions(capability)
+    by = f"{compilers}, driver {driver.driver_version}"
+    reporter.details(kernel_compilers=compilers.as_json() | {"driver": driver.driver_version})
+    reporter.ok("kernel compilers", by)
+    for fault in faults_of(capability, compilers):
+        found = f"{fault.reported}; here {compilers} compiles for {capability[0]}.{capability[1]}"
+        reporter.warn(f"reported in {fault.report}", found, fix=PROVEN_BY_CHECKS)
+    return by
 
 
 def _examine_cpu_kernels(reporter: Reporter) -> None:

@@ -7,13 +7,14 @@ logits are further apart than rounding explains.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from infer_engine.protocol.config.model import Quantization
 from infer_kernels import linear
 from infer_models import CausalLM, CausalView, ModelConfig, load_model, save_model
 from infer_models.families import build_model
@@ -103,8 +104,12 @@ def small_config(fields: Mapping[str, Any], config: ModelConfig) -> dict[str, An
 
 
 @torch.no_grad()
-def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dtype) -> ModelConfig:
+def save_small_model(
+    fields: Mapping[str, Any], folder: Path, *, dtype: torch.dtype, with_mtp: bool = False
+) -> ModelConfig:
     """Save a checkpoint of `fields` with random weights that `dtype` holds exactly; return its configuration.
+
+    With `with_mtp` it has the layer of its family that drafts.
 
     The weights are spread widely, so that attention matters and the best logits of a position rarely tie. Norms of
     queries make scores of about 1, also where the model's scale is far from `head_dim**-0.5`, as Gemma 4's: between
@@ -112,7 +117,7 @@ def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dt
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
-    config = ModelConfig.from_folder(folder)
+    config = replace(ModelConfig.from_folder(folder), has_mtp=with_mtp)
     factory = ParameterFactory(device=torch.device("cpu"), dtype=torch.float32, linear=linear)
     model = build_model(config, factory)
     generator = torch.Generator().manual_seed(0)
@@ -133,10 +138,11 @@ def save_small_model(fields: Mapping[str, Any], folder: Path, *, dtype: torch.dt
 class Oracle:
     """The small model in fp32 on the host."""
 
-    def __init__(self, folder: Path, *, max_seq_len: int) -> None:
-        """Load the checkpoint in `folder`, for sequences as long as the engine's."""
+    def __init__(self, folder: Path, *, max_seq_len: int, quantization: Quantization = "auto") -> None:
+        """Load the checkpoint in `folder`, for sequences as long as the engine's; quantized weights are dequantized."""
+        device = torch.device("cpu")
         self._model: CausalLM = load_model(
-            folder, device=torch.device("cpu"), dtype=torch.float32, max_seq_len=max_seq_len
+            folder, device=device, dtype=torch.float32, max_seq_len=max_seq_len, quantization=quantization
         )
         self._model.requires_grad_(True)  # noqa: FBT003 - torch's own signature; a wanted gradient keeps kernels out
 
@@ -146,13 +152,16 @@ class Oracle:
         return self._model(ids, torch.arange(len(ids), dtype=torch.int32), CausalView()).detach()  # type: ignore[no-any-return]  # a module's call
 
 
-def compare(answers: Sequence[tuple[Tensor, Tensor]], *, dtype: torch.dtype) -> Agreement:
-    """Compare logits; each of `answers` is (an engine's, the oracle's), both [tokens, vocab], of one text."""
+def compare(answers: Sequence[tuple[Tensor, Tensor]], *, dtype: torch.dtype, margin: float | None = None) -> Agreement:
+    """Compare logits; each of `answers` is (an engine's, the oracle's), both [tokens, vocab], of one text.
+
+    Tokens are decided beyond `margin`, by default that of `dtype`.
+    """
     own = torch.cat([mine.float().cpu() for mine, _ in answers])
     right = torch.cat([oracle for _, oracle in answers])
     deviation = right.std(dim=-1)
     best = right.topk(2, dim=-1).values
-    is_decided = (best[:, 0] - best[:, 1]) / deviation > MARGINS[dtype]
+    is_decided = (best[:, 0] - best[:, 1]) / deviation > (MARGINS[dtype] if margin is None else margin)
     is_same = own.argmax(dim=-1) == right.argmax(dim=-1)
     return Agreement(
         num_tokens=len(right),

@@ -33,6 +33,7 @@ class ModelRunner:
     """Runs a model and samples. Implements `StepRunner`.
 
     Attributes:
+        model: computes batches.
         keeps_hidden: whether `take_hidden` is called after each pass.
     """
 
@@ -41,7 +42,7 @@ class ModelRunner:
     ) -> None:
         """Compute batches of `input_buffers` on `device` with `model`, which has a KV pool."""
         self._device = device
-        self._model = model
+        self.model = model
         self._input_buffers = input_buffers
         self._sampler = sampler
         self._latest_tokens = torch.empty(0, dtype=torch.int64)  # [rows] of the latest `sample`
@@ -61,24 +62,24 @@ class ModelRunner:
         batch = self._input_buffers.build(schedule.items, schedule.table_edits, decodes=schedule.decodes)
         if batch.has_pending_tokens:
             resolve_token_ids(batch.input_ids, self._latest_tokens)
-        hidden = self._model.hidden_states(batch)
+        hidden = self.model.hidden_states(batch)
         if self.keeps_hidden:
             self._hidden = schedule, hidden[: batch.num_tokens]
         if batch.is_decode_only:  # the usual step; all its rows but padding are sampled
-            hidden, choose = hidden[: batch.num_tokens], self._model.captured_choice(batch)
+            hidden, choose = hidden[: batch.num_tokens], self.model.captured_choice(batch)
             if choose is None:
-                return _computed(self._model.logits(hidden))
-            return ComputedPass(logits=partial(self._model.logits, hidden), choose=choose)
+                return _computed(self.model.logits(hidden))
+            return ComputedPass(logits=partial(self.model.logits, hidden), choose=choose)
         wanted = None
         if batch.is_prefill.any():
             wanted = find_prompt_logprob_rows(schedule.items, batch.query_start.tolist())
         if wanted is None or not wanted.rows:
-            return _computed(self._model.logits(hidden, batch.logits_indices))
+            return _computed(self.model.logits(hidden, batch.logits_indices))
         # Computed first, so that its logits are freed before those of the next tokens are allocated.
-        measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self._model.logits, sampler=self._sampler)
+        measured = compute_prompt_logprobs(wanted, hidden, compute_logits=self.model.logits, sampler=self._sampler)
         copied = HostCopy(measured)
         del measured
-        logits = self._model.logits(hidden, batch.logits_indices)
+        logits = self.model.logits(hidden, batch.logits_indices)
         return _computed(logits, read_prompt_logprobs=partial(read_prompt_logprobs, wanted, copied))
 
     def take_hidden(self, schedule: Schedule) -> Tensor | None:
@@ -109,7 +110,7 @@ class ModelRunner:
         """Compute one token of an empty sequence, which is not stored and attends to no other."""
         use_device(self._device)
         batch = self._input_buffers.build_probe()
-        self._model.logits(self._model.hidden_states(batch), batch.logits_indices).sum().item()
+        self.model.logits(self.model.hidden_states(batch), batch.logits_indices).sum().item()
 
 
 class RecordingRunner:

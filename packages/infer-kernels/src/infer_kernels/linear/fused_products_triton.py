@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from infer_kernels.gated_activations import GatedActivation, gate_tile
-from infer_kernels.gpu import describe_gpu
+from infer_kernels.gpu import describe_gpu, shared_memory_kib
 from infer_kernels.integers import cdiv, next_power_of_2
 from infer_kernels.linear.quantized.join_splits import join_partials
 from infer_kernels.norm.rms_norm import NormVariant
@@ -36,8 +36,6 @@ MAX_ROWS = 16
 MAX_TILES = 1024
 """Tiles of outputs whose inputs may be divided: more than any device's programs."""
 
-_SMALL_SHARED_MEMORY = {(8, 6), (8, 9), (12, 0), (12, 1)}
-"""Capabilities with 100 KiB of shared memory for each multiprocessor."""
 _LEAST_INNER = 256
 """Inputs that are worth a program of their own."""
 _MAX_SPLITS = 8
@@ -206,7 +204,7 @@ def programs_per_sm(capability: tuple[int, int]) -> int:
 
     Loads of as many are in flight, and hide each other's waits.
     """
-    return 2 if capability in _SMALL_SHARED_MEMORY else 3
+    return 3 if shared_memory_kib(capability) >= 164 else 2
 
 
 def divide_product(device: torch.device, *, outputs: int, in_features: int, is_gated: bool) -> _Division:

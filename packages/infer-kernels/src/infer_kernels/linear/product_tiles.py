@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from infer_kernels.gpu import describe_gpu
+from infer_kernels.gpu import Gpu, describe_gpu
 from infer_kernels.integers import cdiv
 
 
@@ -37,11 +37,13 @@ _HALF_PRECISION = {
     9: ProductTile(rows=64, columns=128, inner=64, num_warps=4, num_stages=4),
     12: ProductTile(rows=64, columns=128, inner=32, num_warps=4, num_stages=4),
 }
-"""Tiles for bf16 and fp16 by the major version of the compute capability. Others take those of 12, which fit them."""
+"""Tiles for bf16 and fp16 by `Gpu.tile_major`. Others take those of 12, which fit them."""
 
 _MANY_ROWS = ProductTile(rows=128, columns=128, inner=64, num_warps=8, num_stages=3)
 _LEAST_ROWS = 256
-"""Rows for which sm_90 takes `_MANY_ROWS`, if they make a program for each multiprocessor."""
+"""Rows for which sm_90 takes `_MANY_ROWS`, if they make a program for each multiprocessor. Later GPUs do not, as none
+has shown that its larger tile has the same bits.
+"""
 
 _MANY_ROWS_OF_EXPERTS = ProductTile(rows=128, columns=256, inner=64, num_warps=8, num_stages=3)
 _LEAST_ROWS_OF_AN_EXPERT = 128
@@ -58,11 +60,10 @@ def choose_product_tile(
     device: torch.device, dtype: torch.dtype, *, rows: int, in_features: int, out_features: int
 ) -> ProductTile:
     """Return the tile of a layer over `rows` rows."""
-    small = _small_tile(device, dtype, in_features)
+    small, gpu = _small_tile(device, dtype, in_features), describe_gpu(device)
     num_programs = cdiv(rows, _MANY_ROWS.rows) * cdiv(out_features, _MANY_ROWS.columns)
-    if small is _HALF_PRECISION[9] and rows >= _LEAST_ROWS and num_programs >= describe_gpu(device).num_sms:
-        return _MANY_ROWS
-    return small
+    is_large = rows >= _LEAST_ROWS and num_programs >= gpu.num_sms
+    return _MANY_ROWS if is_large and _takes_many_rows(small, gpu) else small
 
 
 def choose_experts_tile(
@@ -70,9 +71,12 @@ def choose_experts_tile(
 ) -> ProductTile:
     """Return the tile of experts' layers with so many inputs, which `rows_of_expert` rows take on average."""
     small = _small_tile(device, dtype, *in_features)
-    if small is _HALF_PRECISION[9] and rows_of_expert >= _LEAST_ROWS_OF_AN_EXPERT:
-        return _MANY_ROWS_OF_EXPERTS
-    return small
+    is_large = rows_of_expert >= _LEAST_ROWS_OF_AN_EXPERT
+    return _MANY_ROWS_OF_EXPERTS if is_large and _takes_many_rows(small, describe_gpu(device)) else small
+
+
+def _takes_many_rows(small: ProductTile, gpu: Gpu) -> bool:
+    return small is _HALF_PRECISION[9] and gpu.capability[0] == 9
 
 
 def _small_tile(device: torch.device, dtype: torch.dtype, *in_features: int) -> ProductTile:
@@ -81,5 +85,4 @@ def _small_tile(device: torch.device, dtype: torch.dtype, *in_features: int) -> 
         return _UNALIGNED
     if dtype.itemsize == 4:
         return _FULL_PRECISION
-    major, _ = describe_gpu(device).capability
-    return _HALF_PRECISION.get(major, _HALF_PRECISION[12])
+    return _HALF_PRECISION.get(describe_gpu(device).tile_major, _HALF_PRECISION[12])

@@ -9,12 +9,9 @@ configuration says, and no registers are spilled, but for up to 40 bytes of pref
 from dataclasses import dataclass
 from typing import Protocol
 
+from infer_kernels.gpu import shared_memory_kib
 from infer_kernels.integers import next_power_of_2
 
-_SHARED_MEMORY = {(8, 0): 164, (8, 7): 164, (9, 0): 228, (10, 0): 228, (10, 3): 228, (11, 0): 228}
-"""KiB of an SM's shared memory by compute capability (CUDA C++ Programming Guide, technical specifications). Others
-have at least 100.
-"""
 _BESIDE_TILES = 8
 """KiB of a decode's shared memory for all but keys and values, where it has at most 32 rows."""
 
@@ -78,7 +75,7 @@ def decode_config(
     def num_programs(keys: int) -> int:
         """Programs whose keys and values in flight share an SM's memory."""
         in_flight = 2 * (num_stages - 1) * keys * width * cache_itemsize // 1024
-        return _shared_memory(capability) // (in_flight + _BESIDE_TILES)
+        return shared_memory_kib(capability) // (in_flight + _BESIDE_TILES)
 
     keys = 64 if width <= 128 else 32
     if not num_programs(keys):
@@ -90,11 +87,6 @@ def decode_config(
         num_stages=num_stages,
         programs_per_sm=min(_programs_without_spills(rows, width, is_fp8=cache_itemsize == 1), num_programs(keys)),
     )
-
-
-def _shared_memory(capability: tuple[int, int]) -> int:
-    """KiB of an SM's shared memory."""
-    return _SHARED_MEMORY.get(capability, 100)
 
 
 def _programs_without_spills(rows: int, width: int, *, is_fp8: bool) -> int:
@@ -111,7 +103,7 @@ def prefill_config(
 ) -> TileConfig:
     """The configuration of `paged_prefill`; arguments as for `decode_config`."""
     hopper = capability[0] in (9, 10, 11)  # 227 KiB of shared memory and warpgroup matrix products
-    has_room = _shared_memory(capability) >= 164
+    has_room = shared_memory_kib(capability) >= 164
     width = next_power_of_2(head_dim)
     if itemsize == 4:
         return _in_full_precision(width, max(16 if width == 512 else 32, next_power_of_2(group)), programs_per_sm=2)

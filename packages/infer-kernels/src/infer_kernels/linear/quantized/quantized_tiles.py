@@ -1,5 +1,6 @@
 """Tile shapes of products with quantized weights: by the device, the dtype of x, the weight, and the rows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,9 +53,7 @@ _HALF_PRECISION = {
     8: {**_FEW, 64: _tile(128, 64, 64, 8, 3), 128: _tile(128, 128, 32, 8, 3)},
     9: {**_FEW, 64: _tile(128, 64, 64, 8, 4), 128: _tile(128, 128, 64, 8, 4)},
 }
-"""Tiles for bf16 and fp16, by the major version of the compute capability and by rows as a power of two. Others take
-those of 8, which fit them.
-"""
+"""Tiles for bf16 and fp16, by `Gpu.tile_major` and by rows as a power of two. Others take those of 8, which fit."""
 
 _FEW_WORDS = {16: _tile(128, 16, 128, 4, 4), 32: _tile(128, 32, 128, 4, 3)}
 _WORDS = {
@@ -114,10 +113,9 @@ def choose_quantized_tile(
     elif dtype.itemsize == 4:
         tile = _FULL_PRECISION
     else:
-        major, _ = describe_gpu(weight.device).capability
         tiles = _WORDS if weight.order == "words" else _HALF_PRECISION
-        tile = tiles.get(major, tiles[8])[rows]
-        is_wide = tiles is _WORDS and major == 9 and rows == _WIDE_WORDS.rows and weight.scales.shape[-1] == 1
+        tile = _of_device(tiles, weight.device, rows)
+        is_wide = tile is _WORDS[9][_WIDE_WORDS.rows] and weight.scales.shape[-1] == 1
         tile = _WIDE_WORDS if is_wide and not is_invariant else tile
     return _fit_groups(replace(tile, rows=min(rows, tile.rows)), weight)
 
@@ -127,8 +125,7 @@ def choose_fp8_tile(weight: QuantizedWeight, *, rows: int, is_invariant: bool) -
     rows = _rows_of_tile(rows, is_invariant=is_invariant)
     if not _is_aligned(weight):
         return _fit_groups(replace(_UNALIGNED, rows=min(rows, _UNALIGNED.rows)), weight)
-    major, _ = describe_gpu(weight.device).capability
-    return _fit_groups(_FP8.get(major, _FP8[8])[rows], weight)
+    return _fit_groups(_of_device(_FP8, weight.device, rows), weight)
 
 
 def choose_splits(weight: QuantizedWeight, tile: QuantizedTile, *, rows: int) -> tuple[int, int]:
@@ -150,8 +147,18 @@ def _choose_microscaled_tile(weight: QuantizedWeight, dtype: torch.dtype, *, row
     if dtype == torch.float32 or (dtype == torch.float16 and weight.encoding == "mxfp4_tiled"):
         tile = _MICROSCALED_FP16 if dtype == torch.float16 else _MICROSCALED_FP32
         return replace(tile, rows=min(rows, tile.rows))
-    major, _ = describe_gpu(weight.device).capability
-    return _MICROSCALED.get(major, _MICROSCALED[8])[rows]
+    return _of_device(_MICROSCALED, weight.device, rows)
+
+
+def _of_device(tiles: Mapping[int, Mapping[int, QuantizedTile]], device: torch.device, rows: int) -> QuantizedTile:
+    """Return the tile of a table.
+
+    On GPUs like sm_90 that are later, few rows take that of 8. Of those of 9 not all compile for sm_100 (groups of 32
+    in words), and two products of an iteration, with one sum, were reported wrong on sm_103 (triton-lang/triton#10821).
+    """
+    gpu = describe_gpu(device)
+    major = 8 if rows < _INVARIANT_ROWS and gpu.capability[0] != 9 else gpu.tile_major
+    return tiles.get(major, tiles[8])[rows]
 
 
 def _rows_of_tile(rows: int, *, is_invariant: bool) -> int:

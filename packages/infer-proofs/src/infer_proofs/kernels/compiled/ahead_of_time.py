@@ -25,7 +25,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from infer_kernels.dispatch import TRITON_DEVICES
 
 # Bytes of shared memory that one program may have, by compute capability.
-SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+SHARED_MEMORY = {
+    80: 166_912,
+    86: 101_376,
+    87: 166_912,
+    89: 101_376,
+    90: 232_448,
+    100: 232_448,
+    103: 232_448,
+    110: 232_448,
+    120: 101_376,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
