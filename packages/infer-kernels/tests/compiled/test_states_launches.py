@@ -13,6 +13,7 @@ from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 from infer_kernels.states import StateRows
 from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
 from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
+from infer_kernels.states.mamba2_scan_triton import mamba2_scan_triton
 from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_afresh, launch_only
 from infer_proofs.kernels.compiled.instruction_counts import count_main_loop
 
@@ -21,6 +22,9 @@ BATCHES = ((1, 1, 1), (16, 16, 0), (40, 7, 3), (8, 300, 5), (512, 2, 2))
 KEY_HEADS, VALUE_HEADS, HEAD_DIM, CHANNELS, WIDTH = 16, 32, 128, 8192, 4
 MOST_INSTRUCTIONS = 450 if triton.__version__.startswith("3.6.") else 370
 """Instructions of a token in the delta rule's loop on sm_90, by the one warp of eight value columns."""
+SCAN_HEADS, SCAN_HEAD_DIM, SCAN_STATE = 48, 64, 128
+MOST_INSTRUCTIONS_OF_SCAN = 440
+"""Instructions of a token in the scan's loop on sm_90, by the one warp of eight rows of a state."""
 
 
 def bf16(*shape: int) -> Tensor:
@@ -45,6 +49,22 @@ def launch_delta_rule(tokens: int, rows: StateRows) -> None:
         a_log=of_heads,
         dt_bias=of_heads,
         key_heads=KEY_HEADS,
+    )
+
+
+def launch_scan(tokens: int, rows: StateRows) -> None:
+    width, of_heads = SCAN_HEADS * SCAN_HEAD_DIM + 2 * SCAN_STATE, torch.empty(SCAN_HEADS)
+    projected = bf16(tokens, width + SCAN_HEADS)
+    mamba2_scan_triton(
+        projected[:, :width],
+        projected[:, width:],
+        torch.empty(2, SCAN_HEADS, SCAN_HEAD_DIM, SCAN_STATE),
+        rows,
+        a_log=of_heads,
+        d=of_heads,
+        dt_bias=of_heads,
+        num_groups=1,
+        time_step_limit=(0.0, float("inf")),
     )
 
 
@@ -77,7 +97,7 @@ def launch_all_batches(launch: Callable[[int, StateRows], None]) -> LaunchLog:
 
 
 @pytest.mark.parametrize(
-    "launch", [launch_delta_rule, launch_convolution, launch_gated_convolution, launch_norm, launch_gate]
+    "launch", [launch_delta_rule, launch_scan, launch_convolution, launch_gated_convolution, launch_norm, launch_gate]
 )
 def test_op_compiles_once_for_all_batches(launch: Callable[[int, StateRows], None]) -> None:
     log = launch_all_batches(launch)
@@ -96,3 +116,16 @@ def test_a_token_of_the_delta_rule_costs_few_instructions_and_nothing_spills() -
     assert kernel.spilled_bytes == 0
     # A program for eight columns, value head and sequence, whatever the sequences are.
     assert [launch.grid for launch in log.launches] == [(16, VALUE_HEADS, num_seqs) for _, num_seqs, _ in BATCHES]
+
+
+def test_a_token_of_the_scan_costs_few_instructions_and_waits_for_no_other_warp() -> None:
+    with compile_afresh(90) as compiled:
+        launch_scan(1, state_rows(1, 0))
+    kernel, log = compiled.compiled[0], launch_all_batches(launch_scan)
+    count = count_main_loop(kernel, 90)
+    assert count is not None
+    assert count.instructions <= MOST_INSTRUCTIONS_OF_SCAN
+    assert count.ops["BAR"] <= 1  # of its own lanes, which rearrange the result
+    assert kernel.num_warps == 1
+    assert kernel.spilled_bytes == 0
+    assert [launch.grid for launch in log.launches] == [(num_seqs, SCAN_HEADS, 8) for _, num_seqs, _ in BATCHES]
