@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 from infer_kernels.states import StateRows
 from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
+from infer_kernels.states.gated_delta_chunks_triton import gated_delta_chunks_triton
 from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
 from infer_kernels.states.mamba2_scan_triton import mamba2_scan_triton
 from infer_proofs.kernels.compiled.ahead_of_time import LaunchLog, compile_afresh, launch_only
@@ -37,10 +39,15 @@ def state_rows(num_seqs: int, offset: int) -> StateRows:
     return StateRows(query_start=query_start[offset : offset + num_seqs + 1], read=read[slots], write=write[slots])
 
 
-def launch_delta_rule(tokens: int, rows: StateRows) -> None:
+MOST_INSTRUCTIONS_OF_CHUNK = 700
+"""Instructions of a chunk of 64 tokens in the loop over them, by each of the four warps of 32 value columns."""
+
+
+def launch_delta_rule(tokens: int, rows: StateRows, *, in_chunks: bool = False) -> None:
     a, b = bf16(tokens, 2 * VALUE_HEADS).chunk(2, dim=1)
     of_heads = torch.empty(VALUE_HEADS)
-    gated_delta_rule_triton(
+    launch = gated_delta_chunks_triton if in_chunks else gated_delta_rule_triton
+    launch(
         bf16(tokens, (2 * KEY_HEADS + VALUE_HEADS) * HEAD_DIM),
         a,
         b,
@@ -129,3 +136,24 @@ def test_a_token_of_the_scan_costs_few_instructions_and_waits_for_no_other_warp(
     assert kernel.num_warps == 1
     assert kernel.spilled_bytes == 0
     assert [launch.grid for launch in log.launches] == [(num_seqs, SCAN_HEADS, 8) for _, num_seqs, _ in BATCHES]
+
+
+def test_chunks_compile_once_for_all_batches_and_their_grids_are_of_shapes() -> None:
+    log = launch_all_batches(partial(launch_delta_rule, in_chunks=True))
+    assert [*Counter(name for name, _ in log.variants).values()] == [1, 1, 1]
+    grids = {(launch.name, launch.grid) for launch in log.launches}
+    # 512 rows of two sequences: eight whole chunks, a rest of the first, and one chunk more of the second.
+    assert ("_chunk_products_kernel", (8 + 1 + 1, VALUE_HEADS, 1)) in grids
+    assert ("_chunk_states_kernel", (4, VALUE_HEADS, 2)) in grids
+
+
+def test_a_chunk_of_the_delta_rule_costs_little_more_than_a_token() -> None:
+    with compile_afresh(90) as compiled:
+        launch_delta_rule(128, state_rows(1, 0), in_chunks=True)
+    _, products, states = compiled.compiled
+    count = count_main_loop(states, 90)
+    assert count is not None
+    assert count.instructions <= MOST_INSTRUCTIONS_OF_CHUNK
+    assert count.products == 64 * HEAD_DIM * 32 * 3 + 64 * 64 * 32 * 2
+    assert "wgmma.mma_async" in states.ptx
+    assert (products.spilled_bytes, states.spilled_bytes) == (0, 0)

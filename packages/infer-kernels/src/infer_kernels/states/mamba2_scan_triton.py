@@ -55,7 +55,7 @@ def _mamba2_scan_kernel(
     COLUMNS: tl.constexpr,
 ) -> None:
     seq, head = tl.program_id(0), tl.program_id(1)
-    first, source = beginning(StateSequences(query_start, read, write), seq)
+    first, source, _ = beginning(StateSequences(query_start, read, write), seq)
     first, source, end = first.to(tl.int64), source.to(tl.int64), tl.load(query_start + seq + 1).to(tl.int64)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)

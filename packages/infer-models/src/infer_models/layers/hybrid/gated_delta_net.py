@@ -47,7 +47,7 @@ class GatedDeltaNet(Sublayer):
         num_before, channels = spec.convolution
         values = value_heads * value_dim
         keys = (channels - values) // 2
-        self.layer, self.state = layer, spec
+        self.layer, self.state, self.is_invariant = layer, spec, factory.is_invariant
         self.channels, self.value_heads, self.key_heads = channels, value_heads, keys // key_dim
         self.in_proj = InterleavedLinear(
             factory,
@@ -93,7 +93,15 @@ class GatedDeltaNet(Sublayer):
         assert matrices is not None
         qkv = causal_convolution(qkv, convolution, rows, self.conv1d.weight, activation="silu")
         out = gated_delta_rule(
-            qkv, a, b, matrices, rows, a_log=self.A_log, dt_bias=self.dt_bias, key_heads=self.key_heads
+            qkv,
+            a,
+            b,
+            matrices,
+            rows,
+            a_log=self.A_log,
+            dt_bias=self.dt_bias,
+            key_heads=self.key_heads,
+            batch_invariant=self.is_invariant,
         )
         gated: Tensor = self.norm(out, z)
         return gated
