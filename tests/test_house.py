@@ -21,7 +21,7 @@ COMMENTS = re.compile(r"//.*|/\*.*?\*/|<!--.*?-->", re.DOTALL | re.MULTILINE)
 """Comments of other languages than Python, one to a line or between its marks."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 15_200,
+    "packages/infer-kernels/src": 15_400,
     "packages/infer-kernels/tests": 10_900,
     "packages/infer-models/src": 13_200,
     "packages/infer-models/tests": 8_500,
@@ -40,7 +40,7 @@ CEILINGS: dict[str, int] = {
     "examples": 770,
 }
 """By part, the most lines of code that it may have, without blank lines, comments and docstrings."""
-MAX_PARAMETERS = 12.1
+MAX_PARAMETERS = 12.4
 """Parameters that functions of `infer_kernels` have, for each of its public functions."""
 MAX_HIDDEN_IMPORTS = 70
 """Imports inside functions, each of something that is slow or optional, and says so."""

@@ -27,8 +27,16 @@ Case = LaunchCase | AttentionCase
 SPILLS_OF_DECODES = 16
 SPILLS_OF_FP8_DECODES = 128  # of decodes whose registers are limited, outside their main loops
 SPILLS_ON_BLACKWELL = {"paged_prefill": 40, "sample": 8, "linear_quantized": 32, "fused_moe_quantized": 32}
-# Of heads of 256 with a window on sm_90; of 64 with a window and sinks on sm_120; of 256 rows with a soft cap on sm_89.
-SPILLS_ELSEWHERE = {(90, "paged_prefill"): 56, (120, "paged_prefill"): 32, (89, "linear_argmax"): 8}
+# Of heads of 256 with a window on sm_90; of 64 with a window and sinks on sm_120; of 256 rows with a soft cap on sm_89;
+# where products of chunks begin, of the delta rule without warpgroups.
+SPILLS_ELSEWHERE = {
+    (90, "paged_prefill"): 56,
+    (120, "paged_prefill"): 32,
+    (89, "linear_argmax"): 8,
+    (80, "gated_delta_rule"): 16,
+    (89, "gated_delta_rule"): 16,
+    (120, "gated_delta_rule"): 16,
+}
 SPILLS_OF_TRITON_3_6 = 544  # of decodes with 48 query heads of a key-value head; 120 of others, 64 of products
 
 OTHERS = (80, 89, 100, 120)

@@ -69,7 +69,7 @@ def assert_groups_as_by_a_launch_of_its_own(grouping: PairGrouping | None, ids: 
 @pytest.mark.covers("configuration/use-fused-products")
 @parametrize_pairwise(
     rows=[1, 3, 16],
-    experts=[(1, 1), (6, 2), (8, 8), (32, 4), (40, 10), (128, 8)],
+    experts=[(1, 1), (6, 2), (8, 8), (32, 4), (40, 10), (128, 8), (256, 8), (300, 16), (512, 10)],
     rule=RULES,
     dtype=[torch.bfloat16, torch.float16],
     with_bias=[True, False],
@@ -119,8 +119,9 @@ def test_rows_are_normalized_and_logits_are_theirs(
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_a_row_has_the_same_bits_whatever_the_others_and_their_number() -> None:
-    x, weight = pending(16, HIDDEN), weight_of(32, HIDDEN)
+@pytest.mark.parametrize("experts", [32, 300])
+def test_a_row_has_the_same_bits_whatever_the_others_and_their_number(experts: int) -> None:
+    x, weight = pending(16, HIDDEN), weight_of(experts, HIDDEN)
 
     def route(rows: slice) -> tuple[Tensor, ...]:
         squares = torch.zeros_like(x.squares)

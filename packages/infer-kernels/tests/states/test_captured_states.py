@@ -1,5 +1,7 @@
 """Ops with states in a captured step: each replay takes the sequences that its buffers hold by then, and no others."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,7 +48,7 @@ class Layers:
     def __call__(self, x: Tensor, rows: StateRows) -> Tensor:
         qkv, gate, bcx, a, b, of_row = torch.split(x, [QKV, CHANNELS, 3 * CHANNELS, HEADS, HEADS, 1], dim=1)
         qkv = causal_convolution(qkv, self.states[0], rows, self.wide, activation="silu")
-        numbers = {"a_log": self.a_log, "dt_bias": self.dt_bias}
+        numbers: dict[str, Any] = {"a_log": self.a_log, "dt_bias": self.dt_bias}
         heads = gated_delta_rule(qkv, a, b, self.states[1], rows, **numbers, key_heads=KEY_HEADS)
         normed = gated_rms_norm(heads, gate, self.norm, 1e-6)
         convolved = gated_convolution(bcx, self.states[2], rows, self.narrow)

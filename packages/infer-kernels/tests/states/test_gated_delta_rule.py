@@ -1,5 +1,7 @@
 """Facts of the gated delta rule alone, on every path. `test_state_ops.py` has values, slots and bits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -25,7 +27,7 @@ def whole(tokens: int, *, read: int = 0, write: int = 1) -> StateRows:
 def test_large_numbers_stay_finite(dtype: torch.dtype, a_log: float, gate: float) -> None:
     qkv, state = 100 * torch.randn(9, 2 * 64 + 2 * 32).to(dtype), torch.randn(2, 2, 64, 32)
     a, b = torch.full((9, 2), gate, dtype=dtype), torch.full((9, 2), -gate, dtype=dtype)
-    numbers = {"a_log": torch.full((2,), a_log), "dt_bias": torch.randn(2)}
+    numbers: dict[str, Any] = {"a_log": torch.full((2,), a_log), "dt_bias": torch.randn(2)}
     expected, states = gated_delta_rule_reference(qkv, a, b, state, whole(9), **numbers, key_heads=1)
     out = gated_delta_rule(qkv, a, b, state, whole(9), **numbers, key_heads=1)
     assert out.isfinite().all()

@@ -109,7 +109,7 @@ class SeparateRouter:
 class FusedRouter:
     """Routes at most 16 rows in one launch; others, and those of other weights, as `SeparateRouter`.
 
-    One launch: x in bf16 or fp16 on CUDA, a plain weight like it of at most 128 experts and 8,192 inputs, a multiple
+    One launch: x in bf16 or fp16 on CUDA, a plain weight like it of at most 512 experts and 8,192 inputs, a multiple
     of 16, at most 16 experts for a row, and no gradient wanted.
     """
 

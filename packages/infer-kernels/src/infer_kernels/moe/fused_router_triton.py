@@ -23,6 +23,8 @@ them.
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ from infer_kernels.moe.fused_moe_triton import PairGrouping
 from infer_kernels.moe.router import ExpertChoice, choose_experts
 from infer_kernels.optional_triton import tl, triton
 
-MOST_EXPERTS = 128
+MOST_EXPERTS = 512
 MOST_CHOSEN = 16
 """Experts of a row."""
 _EXPERTS = 16
@@ -42,6 +44,68 @@ _INNER = 256
 """Inputs of a program."""
 MOST_INPUTS = 32 * _INNER
 """Parts that are added at once."""
+_FEW_EXPERTS = 128
+"""Experts of which all rows are chosen for at once; of more, so that registers hold them, for _ROWS_OF_MANY rows."""
+_ROWS_OF_MANY = 4
+
+
+class _Rule(NamedTuple):
+    """The last program's reading of logits, and what it does with them.
+
+    Attributes:
+        partials: fp32 [SPLITS, ROWS, BLOCK_EXPERTS].
+        bias: [experts], or None.
+        expert_scales: [experts], or None.
+        rows: number of rows.
+        experts: number of experts.
+        experts_per_token: experts of a row.
+    """
+
+    partials: tl.tensor
+    bias: tl.tensor
+    expert_scales: tl.tensor
+    rows: tl.tensor
+    experts: tl.tensor
+    experts_per_token: tl.tensor
+
+
+@triton.jit
+def _choose_for_rows(
+    expert_ids: tl.tensor,
+    expert_weights: tl.tensor,
+    rule: _Rule,
+    first: tl.tensor,  # of the rows
+    dtype: tl.constexpr,  # that logits are rounded to
+    ROWS: tl.constexpr,  # of a split
+    AT_ONCE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_CHOSEN: tl.constexpr,
+    OVER_ALL: tl.constexpr,
+) -> tl.tensor:
+    """Store experts and weights of AT_ONCE rows; return which choice of a row each expert is, or -1."""
+    token, every = first + tl.arange(0, AT_ONCE)[:, None], tl.arange(0, BLOCK_EXPERTS)
+    mask = (token < rule.rows) & (every < rule.experts)[None, :]
+    at = rule.partials + token * BLOCK_EXPERTS + every[None, :]
+    logits = join_partials(at, ROWS * BLOCK_EXPERTS, mask, SPLITS)
+    if rule.bias is not None:
+        logits += tl.load(rule.bias + every, mask=every < rule.experts, other=0.0).to(tl.float32)[None, :]
+    ids, weights, places = choose_experts(
+        logits.to(dtype).to(tl.float32),
+        rule.experts,
+        rule.experts_per_token,
+        AT_ONCE,
+        BLOCK_EXPERTS,
+        BLOCK_CHOSEN,
+        OVER_ALL,
+    )
+    if rule.expert_scales is not None:
+        weights *= tl.load(rule.expert_scales + ids).to(tl.float32)
+    lane = tl.arange(0, BLOCK_CHOSEN)[None, :]
+    stored = (token < rule.rows) & (lane < rule.experts_per_token)
+    tl.store(expert_ids + token * rule.experts_per_token + lane, ids, mask=stored)
+    tl.store(expert_weights + token * rule.experts_per_token + lane, weights, mask=stored)
+    return places
 
 
 @triton.jit
@@ -100,6 +164,7 @@ def _fused_router_kernel(
     EXPERTS: tl.constexpr,  # of a program
     INNER: tl.constexpr,
     ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # rows whose experts are chosen at once
     NORM_TILES: tl.constexpr,
     SPLITS: tl.constexpr,
     NORM: tl.constexpr,  # the norm before the product: its variant, or None
@@ -129,22 +194,43 @@ def _fused_router_kernel(
     finished = tl.atomic_add(semaphores, 1, sem="acq_rel", scope="gpu") + 1
     if finished == tl.num_programs(0) * tl.num_programs(1):
         tl.store(semaphores, 0)
-        token, every = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_EXPERTS)
-        mask = (token < rows) & (every < experts)[None, :]
-        at = partials + token * BLOCK_EXPERTS + every[None, :]
-        logits = join_partials(at, ROWS * BLOCK_EXPERTS, mask, SPLITS)
-        if bias is not None:
-            logits += tl.load(bias + every, mask=every < experts, other=0.0).to(tl.float32)[None, :]
-        values = logits.to(x.dtype.element_ty).to(tl.float32)
-        ids, weights, places = choose_experts(
-            values, experts, experts_per_token, ROWS, BLOCK_EXPERTS, BLOCK_CHOSEN, OVER_ALL
-        )
-        if expert_scales is not None:
-            weights *= tl.load(expert_scales + ids).to(tl.float32)
-        lane = tl.arange(0, BLOCK_CHOSEN)[None, :]
-        stored = (token < rows) & (lane < experts_per_token)
-        tl.store(expert_ids + token * experts_per_token + lane, ids, mask=stored)
-        tl.store(expert_weights + token * experts_per_token + lane, weights, mask=stored)
+        rule = _Rule(partials, bias, expert_scales, rows, experts, experts_per_token)
+        if AT_ONCE == ROWS:
+            places = _choose_for_rows(
+                expert_ids,
+                expert_weights,
+                rule,
+                0,
+                x.dtype.element_ty,
+                ROWS,
+                AT_ONCE,
+                SPLITS,
+                BLOCK_EXPERTS,
+                BLOCK_CHOSEN,
+                OVER_ALL,
+            )
+        else:
+            # Where a row's sums were: they are read no more once its experts are known.
+            every = tl.arange(0, BLOCK_EXPERTS)[None, :]
+            for first in range(0, rows, AT_ONCE):
+                some = _choose_for_rows(
+                    expert_ids,
+                    expert_weights,
+                    rule,
+                    first,
+                    x.dtype.element_ty,
+                    ROWS,
+                    AT_ONCE,
+                    SPLITS,
+                    BLOCK_EXPERTS,
+                    BLOCK_CHOSEN,
+                    OVER_ALL,
+                )
+                token = first + tl.arange(0, AT_ONCE)[:, None]
+                tl.store(partials + token * BLOCK_EXPERTS + every, some.to(tl.float32))
+            tl.debug_barrier()
+            at = partials + tl.arange(0, ROWS)[:, None] * BLOCK_EXPERTS + every
+            places = tl.load(at, mask=(row < rows)[:, None], other=-1.0, cache_modifier=".cg").to(tl.int32)
         _group_chosen(pair_of_place, tiles, places, rows, experts, experts_per_token, ROWS, BLOCK_EXPERTS)
 
 
@@ -162,7 +248,7 @@ def fused_router_triton(
 
     Args:
         x: [rows, hidden], bf16 or fp16, 1 to 16 rows with stride 1 in the last dimension; may await its norm.
-        weight: [experts, hidden], rows at multiples of 16 bytes; at most 128 experts and 8,192 inputs.
+        weight: [experts, hidden], rows at multiples of 16 bytes; at most 512 experts and 8,192 inputs.
         bias: [experts], or None.
         semaphores: [at least 1] int32, zeros.
         experts_per_token: at most 16.
@@ -208,6 +294,7 @@ def fused_router_triton(
         EXPERTS=_EXPERTS,
         INNER=_INNER,
         ROWS=MAX_ROWS,
+        AT_ONCE=MAX_ROWS if experts <= _FEW_EXPERTS else _ROWS_OF_MANY,
         NORM_TILES=next_power_of_2(norm_tiles),
         SPLITS=splits,
         NORM=None if norm is None else norm.variant,

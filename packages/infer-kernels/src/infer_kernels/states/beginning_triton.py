@@ -1,4 +1,4 @@
-"""The beginning of a sequence that goes on from what the ones before it write, for kernels."""
+"""The beginning and the end of sequences that go on from what the ones before them write, for kernels."""
 
 from typing import NamedTuple
 
@@ -23,8 +23,8 @@ class StateSequences(NamedTuple):
 def beginning(
     sequences: StateSequences,
     seq: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The first row of the sequence with which `seq` begins, and the slot that is read there; -1: zeros.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The first row of the sequence with which `seq` begins, the slot that is read there, -1: zeros, and its number.
 
     So each of them is computed from there on, and none waits for what another one writes.
     """
@@ -34,4 +34,20 @@ def beginning(
         seq -= 1
         first, slot = tl.load(sequences.query_start + seq), tl.load(sequences.read + seq)
         before = tl.load(sequences.write + seq - 1, mask=seq > 0, other=-1)
-    return first, slot
+    return first, slot, seq
+
+
+@triton.jit
+def ending(
+    sequences: StateSequences,
+    seq: tl.tensor,
+    num_seqs: tl.tensor,
+) -> tl.tensor:
+    """The row after those of the last sequence that goes on from `seq`."""
+    slot = tl.load(sequences.write + seq)
+    after = tl.load(sequences.read + seq + 1, mask=seq + 1 < num_seqs, other=-1)
+    while (slot >= 0) & (slot == after):
+        seq += 1
+        slot = tl.load(sequences.write + seq)
+        after = tl.load(sequences.read + seq + 1, mask=seq + 1 < num_seqs, other=-1)
+    return tl.load(sequences.query_start + seq + 1)

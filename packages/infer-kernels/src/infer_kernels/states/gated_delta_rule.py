@@ -10,7 +10,8 @@ head h // (value_heads / key_heads). Bytes moved: tokens * (2 * key_heads * key_
 itemsize, and the states read and written, 8 * seqs * value_heads * key_dim * value_dim.
 
 Precision: fp32 throughout, token by token; sigmoid(b) and o are rounded to the storage dtype. So the bits do not depend
-on how a sequence is divided into steps.
+on how a sequence is divided into steps; except on CUDA, unless `batch_invariant`, those of 64 rows of bf16 or more,
+which `gated_delta_chunks_triton.py` computes.
 """
 
 import torch
@@ -28,6 +29,7 @@ from infer_kernels.arguments import (
 )
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.states import cpu
+from infer_kernels.states.gated_delta_chunks_triton import gated_delta_chunks_triton, takes_chunks
 from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
 from infer_kernels.states.state_rows import StateRows
 
@@ -70,7 +72,16 @@ def gated_delta_rule_torch(
 
 
 def gated_delta_rule(
-    qkv: Tensor, a: Tensor, b: Tensor, state: Tensor, rows: StateRows, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    *,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """Compute each sequence's rows of a step, after its state of earlier steps, and write its state.
 
@@ -84,6 +95,9 @@ def gated_delta_rule(
         a_log: [value_heads] fp32.
         dt_bias: [value_heads] fp32.
         key_heads: heads of queries and keys; `value_heads` is a multiple of it.
+        batch_invariant: a row's bits depend on nothing but its sequence's tokens: not on steps, and not on how many
+            rows these have. Otherwise sequences of at least 64 rows of bf16 in a step may be computed in chunks on
+            CUDA, whose results and states differ by rounding.
 
     Returns:
         [tokens, value_heads, value_dim], of the dtype of `qkv`.
@@ -94,7 +108,9 @@ def gated_delta_rule(
     """
     _require_delta_rule(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
     if takes_triton(qkv, a, b, state, a_log, dt_bias):
-        return gated_delta_rule_triton(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
+        in_chunks = not batch_invariant and takes_chunks(qkv, state, rows)
+        launch = gated_delta_chunks_triton if in_chunks else gated_delta_rule_triton
+        return launch(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
     if cpu.has_delta_rule(state) and takes_cpu_kernel(qkv, a, b, state, a_log, dt_bias):
         return cpu.gated_delta_rule(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)
     return gated_delta_rule_torch(qkv, a, b, state, rows, a_log=a_log, dt_bias=dt_bias, key_heads=key_heads)

@@ -16,8 +16,8 @@ With d = exp(-exp(a_log) * softplus(a + dt_bias)), and q and k normalized, a tok
 so that both sums over keys are of the state before the token, and run side by side; norms are factors of the sums. What
 comes of q, k, a and b alone is computed beside them, and the next token's rows are loaded before.
 
-A sequence that goes on from what the one before it writes is computed from where that one begins, whose rows get the
-same results twice.
+A sequence that goes on from what the one before it writes is computed from where that one begins, and stores its own
+rows alone.
 
 Programs read nothing of each other, loops depend on nothing but a sequence's own rows, and the state between two steps
 is fp32 as the registers are: the bits do not depend on the division into steps. The grid depends on shapes only.
@@ -35,6 +35,8 @@ from infer_kernels.states.state_rows import StateRows
 
 NORM_EPS = 1e-6
 """Added to the sum of squares of queries and keys."""
+ALL_ROWS = 2**31 - 1
+"""More rows than a sequence has."""
 
 _COLUMNS = 8
 _LANES_OF_COLUMN = 4
@@ -97,7 +99,10 @@ def _updated(s: tl.tensor, k: tl.tensor, delta: tl.tensor, decay: tl.tensor) -> 
     return tl.fma(keys, columns, s * decay)
 
 
-@triton.jit(do_not_specialize=["state_stride_value"], do_not_specialize_on_alignment=["query_start", "read", "write"])
+@triton.jit(
+    do_not_specialize=["state_stride_value", "most_rows"],
+    do_not_specialize_on_alignment=["query_start", "read", "write"],
+)
 def _gated_delta_rule_kernel(
     out: tl.tensor,  # [tokens, value_heads, value_dim]
     qkv: tl.tensor,  # [tokens, 2 * key_heads * key_dim + value_heads * value_dim]
@@ -111,6 +116,7 @@ def _gated_delta_rule_kernel(
     dt_bias: tl.tensor,  # fp32 [value_heads]
     scale: tl.tensor,  # of queries
     norm_eps: tl.tensor,
+    most_rows: tl.tensor,  # of a sequence; those of more are left out
     key_heads: tl.tensor,
     per_key: tl.tensor,  # value_heads / key_heads
     qkv_stride: tl.tensor,
@@ -127,8 +133,10 @@ def _gated_delta_rule_kernel(
     head = tl.program_id(1)
     seq = tl.program_id(2)
     value_heads = tl.num_programs(1)
-    first, from_slot = beginning(StateSequences(query_start, read, write), seq)
-    end = tl.load(query_start + seq + 1)
+    first, from_slot, _ = beginning(StateSequences(query_start, read, write), seq)
+    own, end = tl.load(query_start + seq), tl.load(query_start + seq + 1)
+    if end - own > most_rows:
+        return
     # States are large: a slot's address needs 64 bits.
     from_slot, to_slot = from_slot.to(tl.int64), tl.load(write + seq).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -180,7 +188,9 @@ def _gated_delta_rule_kernel(
         known = _sum_over_keys((s0, s1, s2, s3), (k0, k1, k2, k3)) * (k_norm * decay)
         seen = _sum_over_keys((s0, s1, s2, s3), (q0, q1, q2, q3)) * (q_norm * decay)
         delta = (v - known) * beta
-        tl.store(out_at, (seen + q_times_k * delta).to(out.dtype.element_ty), mask=in_head)
+        # Rows of the sequences before may have been computed in chunks, with other bits.
+        is_own = column < tl.where(token >= own, VALUE_DIM, 0)
+        tl.store(out_at, (seen + q_times_k * delta).to(out.dtype.element_ty), mask=is_own)
         out_at += value_heads * VALUE_DIM
         delta = delta * k_norm
         s0, s1 = _updated(s0, k0, delta, decay), _updated(s1, k1, delta, decay)
@@ -190,9 +200,21 @@ def _gated_delta_rule_kernel(
 
 
 def gated_delta_rule_triton(
-    qkv: Tensor, a: Tensor, b: Tensor, state: Tensor, rows: StateRows, *, a_log: Tensor, dt_bias: Tensor, key_heads: int
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    *,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    most_rows: int = ALL_ROWS,
 ) -> Tensor:
-    """Launch the kernel; arguments as for `gated_delta_rule`, unchecked. A slot of `state` must be dense."""
+    """Launch the kernel; arguments as for `gated_delta_rule`, unchecked. A slot of `state` must be dense.
+
+    Of sequences with more than `most_rows` rows neither results nor states are computed.
+    """
     _, value_heads, key_dim, value_dim = state.shape
     out = qkv.new_empty(len(qkv), value_heads, value_dim)
     num_seqs = len(rows.read)
@@ -211,6 +233,7 @@ def gated_delta_rule_triton(
         dt_bias,
         key_dim**-0.5,
         NORM_EPS,
+        most_rows,
         key_heads,
         value_heads // key_heads,
         qkv.stride(0),

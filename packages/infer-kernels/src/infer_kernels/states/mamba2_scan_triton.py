@@ -3,6 +3,9 @@
     program (seq, head, block of rows)      S [rows, state_size] in registers, from the slot that is read to the one
                                             that is written
 
+A program is one warp, so that sums over a row of S are shuffles and no token waits at barriers for other warps. The
+next token's rows are loaded before a token is computed.
+
 A sequence that goes on from what the one before it writes is computed from where that one begins, whose rows get the
 same results twice.
 
@@ -20,11 +23,11 @@ from infer_kernels.states.beginning_triton import StateSequences, beginning
 from infer_kernels.states.softplus_triton import softplus
 from infer_kernels.states.state_rows import StateRows
 
-_ELEMENTS = 2048
-"""Elements of a state that a program holds: 16 registers for each thread of four warps."""
+_ELEMENTS = 1024
+"""Elements of a state that a program holds: 32 registers for each thread of one warp."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["query_start", "read", "write"])
 def _mamba2_scan_kernel(
     out: tl.tensor,  # [tokens, heads * head_dim]
     xbc: tl.tensor,  # [tokens, heads * head_dim + 2 * groups * state_size]
@@ -52,7 +55,7 @@ def _mamba2_scan_kernel(
     COLUMNS: tl.constexpr,
 ) -> None:
     seq, head = tl.program_id(0), tl.program_id(1)
-    first, source = beginning(StateSequences(query_start, read, write), seq)
+    first, source, _ = beginning(StateSequences(query_start, read, write), seq)
     first, source, end = first.to(tl.int64), source.to(tl.int64), tl.load(query_start + seq + 1).to(tl.int64)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -64,18 +67,36 @@ def _mamba2_scan_kernel(
     rate = tl.exp(tl.load(a_log + head))
     skip = tl.load(d + head)
     bias = tl.load(dt_bias + head)
-    b_at = heads * head_dim + head // (heads // groups) * state_size + column
-    x_at = head * head_dim + row
-    for token in range(first, end):
-        at = xbc + token * xbc_stride
-        x = tl.load(at + x_at, mask=in_head, other=0.0).to(tl.float32)
-        b = tl.load(at + b_at, mask=in_row, other=0.0).to(tl.float32)
-        c = tl.load(at + groups * state_size + b_at, mask=in_row, other=0.0).to(tl.float32)
-        step = softplus(tl.load(dt + token * dt_stride + head).to(tl.float32) + bias)
+    at = xbc + first * xbc_stride
+    x_at = at + head * head_dim + row
+    b_at = at + heads * head_dim + head // (heads // groups) * state_size + column
+    c_at = b_at + groups * state_size
+    dt_at = dt + first * dt_stride + head
+    out_at = out + first * out_stride + head * head_dim + row
+    has_rows = first < end
+    next_x = tl.load(x_at, mask=row < tl.where(has_rows, head_dim, 0), other=0.0)
+    next_b = tl.load(b_at, mask=column < tl.where(has_rows, state_size, 0), other=0.0)
+    next_c = tl.load(c_at, mask=column < tl.where(has_rows, state_size, 0), other=0.0)
+    next_dt = tl.load(dt_at, mask=has_rows, other=0.0)
+    for token in tl.range(first, end, num_stages=1):
+        x, b, c = next_x.to(tl.float32), next_b.to(tl.float32), next_c.to(tl.float32)
+        step = softplus(next_dt.to(tl.float32) + bias)
+        # The last token has no next one, and loads its own rows again.
+        num_rows = tl.where(token + 1 < end, 1, 0)
+        x_at += num_rows * xbc_stride
+        b_at += num_rows * xbc_stride
+        c_at += num_rows * xbc_stride
+        dt_at += num_rows * dt_stride
+        next_x = tl.load(x_at, mask=in_head, other=0.0)
+        next_b = tl.load(b_at, mask=in_row, other=0.0)
+        next_c = tl.load(c_at, mask=in_row, other=0.0)
+        next_dt = tl.load(dt_at)
+
         step = tl.minimum(tl.maximum(step, least_step), most_step)
         s = s * tl.exp(-rate * step) + (x * step)[:, None] * b[None, :]
         y = tl.sum(s * c[None, :], axis=1) + skip * x
-        tl.store(out + token * out_stride + x_at, y.to(out.dtype.element_ty), mask=in_head)
+        tl.store(out_at, y.to(out.dtype.element_ty), mask=in_head)
+        out_at += out_stride
     is_written = (row < tl.where(target >= 0, head_dim, 0))[:, None] & in_row[None, :]
     tl.store(state + target * state_stride_slot + within, s, mask=is_written)
 
@@ -121,7 +142,7 @@ def mamba2_scan_triton(
             *state.stride()[:3],
             ROWS=in_block,
             COLUMNS=columns,
-            num_warps=4,
+            num_warps=1,
             enable_fp_fusion=False,
         )
     return out

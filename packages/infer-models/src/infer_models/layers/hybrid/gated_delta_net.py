@@ -42,7 +42,7 @@ class GatedDeltaNet(Sublayer, ShardedLayer):
         spec = config.states[layer]
         assert spec is not None
         whole_keys, _, whole_values = spec.parts
-        self.layer, self.state = layer, factory.shard.state_spec(spec)
+        self.layer, self.state, self.is_invariant = layer, factory.shard.state_spec(spec), factory.is_invariant
         keys, _, values = factory.shard.state_shares(spec)
         value_heads = factory.shard.divide(whole_values.heads)
         self.channels = 2 * keys.size + values.size
@@ -92,7 +92,15 @@ class GatedDeltaNet(Sublayer, ShardedLayer):
         assert matrices is not None
         qkv = causal_convolution(qkv, convolution, rows, self.conv1d.weight, activation="silu")
         out = gated_delta_rule(
-            qkv, a, b, matrices, rows, a_log=self.A_log, dt_bias=self.dt_bias, key_heads=self.key_heads
+            qkv,
+            a,
+            b,
+            matrices,
+            rows,
+            a_log=self.A_log,
+            dt_bias=self.dt_bias,
+            key_heads=self.key_heads,
+            batch_invariant=self.is_invariant,
         )
         gated: Tensor = self.norm(out, z)
         return gated

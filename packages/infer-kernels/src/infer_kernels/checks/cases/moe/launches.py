@@ -29,10 +29,14 @@ ROUTERS: tuple[tuple[torch.dtype, int, int, int, NormVariant | None], ...] = (
     (BF16, 2880, 32, 4, "llama"),
     (BF16, 2048, 128, 8, "llama"),
     (BF16, 4096, 128, 8, "llama"),
+    (BF16, 2048, 256, 8, "llama"),
+    (BF16, 2048, 512, 10, "llama"),
+    (BF16, 4096, 512, 10, "llama"),
+    (BF16, 7168, 256, 8, "llama"),
     (FP16, 2880, 32, 4, "gemma"),
     (BF16, 2880, 32, 4, None),
 )
-"""Routers of gpt-oss and Qwen 3: dtype, hidden size, experts, experts of a row, and the norm before."""
+"""Routers of gpt-oss, Qwen 3, 3.5 and Next, and of wide rows: dtype, hidden size, experts, experts of a row, norm."""
 
 
 def moe_launches() -> Iterator[LaunchCase]:

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from infer_kernels.checks.op_call import OpCall, copy_to
 from infer_kernels.checks.self_check import EPS, ConvolutionOps, DeltaRuleOps, ModelOps, SelfCheck, draw, misaligned
+from infer_kernels.states.gated_delta_chunks_triton import CHUNK
 from infer_kernels.states.state_rows import StateRows
 
 TOKENS = (1, 7, 65)
 SLOTS = 11
 SEQUENCES = ((0, -1, 5), (1, 0, 6), (1, -1, 7), (7, 2, 8), (0, 4, 9), (2, 1, -1), (1, 10, 10), (3, 3, 3))
 """Rows of each sequence, and the slots that are read and written: every kind of sequence."""
+LONG_SEQUENCES = ((3, -1, 5), (64, 0, 6), (1, 1, 7), (131, -1, 8), (65, 8, 9), (2, 9, -1))
+"""Some of the delta rule's take chunks on a GPU: whole ones, the rest of one, and those of a sequence that goes on."""
 CONVOLUTIONS = tuple(
     ConvolutionOps(channels=channels, width=width, is_gated=is_gated, has_bias=has_bias, has_silu=not is_gated)
     for channels, width, has_bias in ((1, 1, True), (17, 4, False), (160, 3, True), (1030, 4, True))
@@ -26,6 +29,7 @@ DELTA_RULES = tuple(
     for key_heads, value_heads, key_dim, value_dim in ((1, 1, 1, 1), (2, 4, 16, 16), (1, 3, 20, 37), (2, 2, 128, 64))
 )
 """Odd ones."""
+LONG_DELTA_RULES = (DELTA_RULES[1], DeltaRuleOps(key_heads=1, value_heads=2, key_dim=20, value_dim=37))
 GATES = ((1, 1), (3, 17), (5, 1500))
 """Odd ones: [rows, width]."""
 
@@ -54,6 +58,7 @@ def convolution_call(ops: ConvolutionOps, sequences: tuple[tuple[int, int, int],
 
 def delta_rule_call(ops: DeltaRuleOps, sequences: tuple[tuple[int, int, int], ...], dtype: torch.dtype) -> OpCall:
     """Return a call of the delta rule on `sequences`, each as in `SEQUENCES`."""
+    is_long = any(count >= CHUNK for count, _, _ in sequences)
     tokens, heads = sum(count for count, _, _ in sequences), ops.value_heads
     width = 2 * ops.key_heads * ops.key_dim + heads * ops.value_dim
     return OpCall(
@@ -72,7 +77,7 @@ def delta_rule_call(ops: DeltaRuleOps, sequences: tuple[tuple[int, int, int], ..
         rows=3,
         written=(3,),
         call=_call_delta_rule,
-        close=_assert_delta_rule_close,
+        close=_assert_chunks_close if is_long else _assert_delta_rule_close,
     )
 
 
@@ -110,6 +115,8 @@ def sigmoid_gate_call(
 def state_checks(ops: ModelOps) -> Iterator[SelfCheck]:
     """Yield the checks of a model's layers with states and of its gates, at few and at many rows."""
     yield from (check_of(call, copy_to) for tokens in TOKENS for call in _calls_of(ops, tokens))
+    if ops.delta_rule is not None:
+        yield check_of(delta_rule_call(ops.delta_rule, LONG_SEQUENCES, ops.dtype), copy_to)
 
 
 def misaligned_state_checks(ops: ModelOps) -> Iterator[SelfCheck]:
@@ -121,6 +128,7 @@ def state_calls(dtype: torch.dtype) -> Iterator[OpCall]:
     """Yield all ops at odd shapes."""
     yield from (convolution_call(ops, SEQUENCES, dtype) for ops in CONVOLUTIONS)
     yield from (delta_rule_call(ops, SEQUENCES, dtype) for ops in DELTA_RULES)
+    yield from (delta_rule_call(ops, LONG_SEQUENCES, dtype) for ops in LONG_DELTA_RULES)
     for rows, width in GATES:
         yield gated_norm_call(rows, 3, width, dtype)
         for is_one_of_row in (False, True):
@@ -191,3 +199,8 @@ def _assert_delta_rule_close(actual: Tensor, expected: Tensor) -> None:
     """Raise `AssertionError` unless two results agree to what their dtype and sums of fp32 allow."""
     bound = 2.0 * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(actual, expected, rtol=max(bound, 1e-5), atol=1e-5)
+
+
+def _assert_chunks_close(actual: Tensor, expected: Tensor) -> None:
+    """Raise `AssertionError` unless two results agree where operands of products were rounded to bf16."""
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=2.0**-6 * float(expected.abs().max()))

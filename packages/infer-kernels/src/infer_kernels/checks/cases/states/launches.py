@@ -13,6 +13,7 @@ from infer_kernels.checks.self_check import EPS
 from infer_kernels.norm.gated_rms_norm_triton import gated_rms_norm_triton
 from infer_kernels.sigmoid_gate_triton import sigmoid_gate_triton
 from infer_kernels.states.causal_convolution_triton import causal_convolution_triton, gated_convolution_triton
+from infer_kernels.states.gated_delta_chunks_triton import CHUNK, gated_delta_chunks_triton
 from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
 from infer_kernels.states.state_rows import StateRows
 
@@ -40,6 +41,11 @@ def state_launches() -> Iterator[LaunchCase]:
         label = f"heads {key_heads}/{value_heads} x {key_dim}"
         launch = partial(_launch_delta_rule, key_heads, value_heads, key_dim, dtype)
         yield launch_case("gated_delta_rule", dtype, label, launch)
+    for key_heads, value_heads, key_dim in ((16, 32, 128), (4, 8, 64), (6, 12, 96)):
+        launch = partial(_launch_delta_rule, key_heads, value_heads, key_dim, BF16, tokens=2 * CHUNK)
+        label = f"heads {key_heads}/{value_heads} x {key_dim}"
+        for kernel in ("_chunk_products_kernel", "_chunk_states_kernel"):
+            yield launch_case("gated_delta_rule", BF16, label, launch, kernel)
     for dtype, heads, head_dim in ((BF16, 32, 128), (FP32, 16, 128)):
         launch = partial(_launch_norm, heads, head_dim, dtype)
         yield launch_case("gated_rms_norm", dtype, f"{heads} heads x {head_dim}", launch)
@@ -72,10 +78,13 @@ def _launch_gated_convolution(channels: int, width: int, dtype: torch.dtype) -> 
     return gated_convolution_triton(bcx, state, _state_rows(_draw_rows()), unfilled(channels, width, dtype=dtype))
 
 
-def _launch_delta_rule(key_heads: int, value_heads: int, key_dim: int, dtype: torch.dtype) -> object:
-    a, b = unfilled(8, 2 * value_heads, dtype=dtype).chunk(2, dim=1)
-    return gated_delta_rule_triton(
-        unfilled(8, (2 * key_heads + value_heads) * key_dim, dtype=dtype),
+def _launch_delta_rule(
+    key_heads: int, value_heads: int, key_dim: int, dtype: torch.dtype, *, tokens: int = 8
+) -> object:
+    a, b = unfilled(tokens, 2 * value_heads, dtype=dtype).chunk(2, dim=1)
+    launch = gated_delta_rule_triton if tokens < CHUNK else gated_delta_chunks_triton
+    return launch(
+        unfilled(tokens, (2 * key_heads + value_heads) * key_dim, dtype=dtype),
         a,
         b,
         unfilled(SLOTS, value_heads, key_dim, key_dim, dtype=FP32),
