@@ -22,13 +22,13 @@ COMMENTS = re.compile(r"//.*|/\*.*?\*/|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 CEILINGS: dict[str, int] = {
     "packages/infer-kernels/src": 15_400,
-    "packages/infer-kernels/tests": 10_900,
+    "packages/infer-kernels/tests": 11_000,
     "packages/infer-models/src": 13_200,
     "packages/infer-models/tests": 8_500,
-    "packages/infer-cache/src": 1_360,
-    "packages/infer-cache/tests": 2_370,
+    "packages/infer-cache/src": 1_400,
+    "packages/infer-cache/tests": 2_400,
     "packages/infer-engine/src": 17_900,
-    "packages/infer-engine/tests": 18_400,
+    "packages/infer-engine/tests": 18_700,
     "packages/infer-server/src": 8_500,
     "packages/infer-server/tests": 8_300,
     "packages/infer-ray/src": 840,
@@ -40,7 +40,7 @@ CEILINGS: dict[str, int] = {
     "examples": 770,
 }
 """By part, the most lines of code that it may have, without blank lines, comments and docstrings."""
-MAX_PARAMETERS = 12.4
+MAX_PARAMETERS = 12.5
 """Parameters that functions of `infer_kernels` have, for each of its public functions."""
 MAX_HIDDEN_IMPORTS = 70
 """Imports inside functions, each of something that is slow or optional, and says so."""

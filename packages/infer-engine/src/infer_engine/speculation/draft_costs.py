@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCosts:
-    """What a draft costs, as a share of a step of one row.
+    """Costs of a draft, as shares of a step of one row.
 
     Attributes:
         limits: most drafts of a request, by the most decodes in a step; larger steps get none.
@@ -48,7 +48,7 @@ _FEW = ((1, 16), (3, 3), (7, 2))
 _MANY = ((1, 16), (3, 8), (7, 4), (15, 3), (32, 2))
 
 ON_CPU = DraftCosts(limits=_FEW, row=0.25)
-"""Of small models, as measured."""
+"""The costs of small models, as measured."""
 
 
 def costs_on_gpu(method: str) -> DraftCosts:

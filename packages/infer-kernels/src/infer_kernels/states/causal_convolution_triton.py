@@ -60,7 +60,7 @@ class _Taps(NamedTuple):
 
     weight: tl.tensor
     stride: tl.tensor
-    bias: tl.tensor | None
+    bias: tl.tensor
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def _convolved(
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ) -> tl.tensor:
-    """What the op returns for these rows, [ROWS, CHANNELS], in the dtype of the inputs."""
+    """Results of the op for these rows, [ROWS, CHANNELS], in the dtype of the inputs."""
     dtype: tl.constexpr = inputs.x.dtype.element_ty
     is_channel = inputs.channel < inputs.channels
     y = tl.zeros((row.shape[0], inputs.channel.shape[0]), tl.float32)
