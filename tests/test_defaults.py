@@ -53,6 +53,7 @@ ENGINE: dict[str, Any] = CHOSEN_BY_THE_ENGINE | {
     "kv_cache_backend": "auto",
     "quantization": "auto",
     "kv_cache_dtype": "auto",
+    "state_cache_dtype": "float32",
     "gpu_memory_utilization": 0.9,
     "kv_reserve": 0.2,
     "max_prefill_tokens_beside_decodes": None,

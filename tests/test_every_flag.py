@@ -27,6 +27,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "block_size": ("16", 16),
     "kv_cache_memory": ("1GiB", "1GiB"),
     "state_cache_memory": ("1GiB", "1GiB"),
+    "state_cache_dtype": ("bfloat16", "bfloat16"),
     "num_kv_blocks": ("9", 9),
     "num_gpu_blocks": ("9", 9),
     "gpu_memory_utilization": ("0.5", 0.5),

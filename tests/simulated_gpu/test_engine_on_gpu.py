@@ -192,6 +192,20 @@ def test_steps_of_a_model_with_states_are_captured_and_compute_what_a_cpu_does(t
     assert found == answers(ModelEngine(tmp_path, device="cpu", **CONFIG))
 
 
+@pytest.mark.covers("configuration/state-cache-dtype")
+@pytest.mark.usefixtures("started")
+def test_states_in_bf16_take_half_of_the_memory(tmp_path: Path) -> None:
+    heads = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_value_heads": 2}
+    save_servable("qwen3_5", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **heads)
+    config: dict[str, Any] = {"device": "cuda", "use_cuda_graphs": False, "state_cache_memory": 2**16, **CONFIG}
+    exact, rounded = (ModelEngine(tmp_path, state_cache_dtype=each, **config) for each in ("float32", "bfloat16"))
+    assert rounded.info.num_state_slots > 1.4 * exact.info.num_state_slots  # convolutions' inputs are not halved
+    prompt = random_prompt(9)
+    found = [engine.complete(prompt, max_tokens=3, params=PLAIN) for engine in (exact, rounded)]
+    assert found[0][0] == found[1][0]  # of the prompt's only step, after which states are rounded
+    assert len(found[1]) == 3
+
+
 @pytest.mark.usefixtures("started")
 @pytest.mark.parametrize(
     ("family", "kind", "speculation"),

@@ -50,7 +50,7 @@ LEFT_OUT = {
     "model": "the shape's, as the server is started",
     "load_format": "random weights, as the server is started",
     **dict.fromkeys(("num_kv_blocks", "num_gpu_blocks", "gpu_memory_utilization"), "`kv_cache_memory` is in its place"),
-    "state_cache_memory": "no shape has layers with states",
+    **dict.fromkeys(("state_cache_memory", "state_cache_dtype"), "no shape has layers with states"),
     "speculative_model": "nothing is drafted",
     "max_decode_slowdown": "`max_prefill_tokens_beside_decodes` is in its place, and both together are refused",
     "step_timeout_s": "ends a stuck engine, and no step is",

@@ -15,7 +15,6 @@ COUNTS = ["max_seq_len", "max_batch_size", "max_num_batched_tokens", "max_waitin
 COUNTS += ["num_kv_blocks", "num_gpu_blocks", "prefill_chunk_size", "max_prefill_chunks_per_step"]
 FRACTIONS = ["gpu_memory_utilization", "kv_reserve", "batch_wait_timeout_s", "step_timeout_s"]
 NGRAM = '{"method": "ngram"}'
-MTP = '{"method": "mtp"}'
 SWITCHES = ["use_chunked_prefill", "use_prefix_caching", "use_async_scheduling", "use_cuda_graphs", "use_cpu_graphs"]
 SWITCHES += ["use_fused_products", "batch_invariant"]
 WORDS = [
@@ -178,7 +177,8 @@ STATIC, CONTIGUOUS, WHOLE = (
         ("use_fused_products", True, {"batch_invariant": True}, "leave one of them out"),
         ("use_cpu_graphs", True, {"tensor_parallel_size": 2}, "leave `use_cpu_graphs` out"),
         ("use_async_scheduling", True, {"scheduler_policy": "prefill_first"}, "leave one of them out"),
-        ("speculative_config", MTP, {"use_async_scheduling": True}, "leave one of them out"),
+        ("state_cache_dtype", "bfloat16", {"device": "cpu"}, "leave `state_cache_dtype` out"),
+        ("state_cache_dtype", "bfloat16", {"batch_invariant": True}, "leave `state_cache_dtype` out"),
         ("speculative_config", NGRAM, {"batching_mode": "static"}, "set `batching_mode` to `continuous`"),
         ("speculative_config", NGRAM, {"tensor_parallel_size": 4}, "leave it out"),
         ("speculative_model", "a/b", {"tensor_parallel_size": 3}, "leave it out"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infer_cache import StatePool, StateSlots
-from infer_engine.model_runner.loading.state_sizing import size_states
+from infer_engine.model_runner.loading.state_sizing import choose_matrix_dtype, size_states
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import KVMemory
 from infer_models.layer_states import StateHeads, StateSpec
@@ -42,3 +42,21 @@ def test_each_slot_is_a_sequences(specs: list[StateSpec], weight_gb: float, gpu_
     for start in (0, 7, 8):
         moves = slots.move([(f"{each}", start, start + 1 if start else 7) for each in range(running)])
         assert len({move.write for move in moves.values()}) == running
+
+
+@pytest.mark.covers("configuration/state-cache-dtype")
+def test_matrices_in_bf16_are_for_a_gpu_and_for_steps_that_may_differ() -> None:
+    assert choose_matrix_dtype(EngineConfig(), torch.device("cpu")) == torch.float32
+    in_bf16 = EngineConfig(state_cache_dtype="bfloat16")
+    assert choose_matrix_dtype(in_bf16, torch.device("cuda")) == torch.bfloat16
+    with pytest.raises(ValueError, match="`state_cache_dtype` is 'bfloat16' but the device is cpu"):
+        choose_matrix_dtype(in_bf16, torch.device("cpu"))
+    for other in ({"device": "cpu"}, {"batch_invariant": True}):
+        with pytest.raises(ValueError, match=f"`state_cache_dtype`.*`{next(iter(other))}`"):
+            EngineConfig(state_cache_dtype="bfloat16", **other)  # type: ignore[arg-type]  # each of its own type
+    specs = delta_rules(48, 16, 48)
+    exact, rounded = (
+        StatePool.bytes_per_slot(specs, dtype=torch.bfloat16, matrix_dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert rounded == pytest.approx(0.51 * exact, rel=0.01)

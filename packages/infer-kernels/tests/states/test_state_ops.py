@@ -1,7 +1,7 @@
 """Ops with states, on every path: values, slots, and bits that depend on a sequence's own tokens alone."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -194,6 +194,17 @@ def test_the_delta_rule_equals_its_reference(
     dtype: torch.dtype, heads: tuple[int, int], dims: tuple[int, int], *, is_strided: bool
 ) -> None:
     assert_equals_reference(delta_rule(heads, dims, dtype), is_strided=is_strided)
+
+
+@pytest.mark.parametrize("name", ["delta rule", "scan"])
+def test_matrices_kept_in_bf16_are_rounded_once_after_a_step(name: str) -> None:
+    op, rows = replace(OPS[name](dtype=torch.bfloat16), state_dtype=torch.bfloat16), rows_of(*KINDS)
+    inputs, state = op.draw_inputs(TOKENS), op.draw_states(KINDS[1])
+    exact = state.float()
+    expected, states = op.expect(inputs, exact, rows)
+    assert_within_roundings(op.run(inputs, state, rows), expected, 4)
+    torch.testing.assert_close(state[5:14].float(), states[5:14], rtol=2**-7, atol=2**-12)
+    assert not torch.equal(state[5:14].float(), states[5:14])
 
 
 def test_the_delta_rule_takes_key_heads_of_256() -> None:

@@ -16,15 +16,22 @@ class StatePool:
     """States of all layers in slots, zeros at the start; a slot has the state of one sequence in every layer."""
 
     def __init__(
-        self, specs: "Sequence[StateSpec | None]", *, num_slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        specs: "Sequence[StateSpec | None]",
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        matrix_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate the memory, once.
 
         Args:
             specs: the state of each layer, None where it has none.
             num_slots: slots, at least 0.
-            dtype: the model's, of the inputs that convolutions keep; matrices are fp32.
+            dtype: the model's, of the inputs that convolutions keep.
             device: device of the states.
+            matrix_dtype: of matrices.
 
         Raises:
             ValueError: `num_slots` is negative.
@@ -42,15 +49,17 @@ class StatePool:
 
         self._convolutions = [None if spec is None else allocate(spec.convolution, dtype) for spec in specs]
         self._matrices = [
-            None if spec is None or spec.matrices is None else allocate(spec.matrices, torch.float32) for spec in specs
+            None if spec is None or spec.matrices is None else allocate(spec.matrices, matrix_dtype) for spec in specs
         ]
 
     @staticmethod
-    def bytes_per_slot(specs: "Sequence[StateSpec | None]", *, dtype: torch.dtype) -> int:
-        """Return the bytes that the state of one sequence takes in all layers."""
+    def bytes_per_slot(
+        specs: "Sequence[StateSpec | None]", *, dtype: torch.dtype, matrix_dtype: torch.dtype = torch.float32
+    ) -> int:
+        """Return the bytes that the state of one sequence takes in all layers; arguments as for the class."""
         return sum(
             math.prod(spec.convolution) * dtype.itemsize
-            + (0 if spec.matrices is None else math.prod(spec.matrices) * torch.float32.itemsize)
+            + (0 if spec.matrices is None else math.prod(spec.matrices) * matrix_dtype.itemsize)
             for spec in specs
             if spec is not None
         )

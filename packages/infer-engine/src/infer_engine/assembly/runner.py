@@ -24,7 +24,7 @@ from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype
 from infer_engine.model_runner.loading.memory_profile import measure_step_bytes
 from infer_engine.model_runner.loading.rank_loading import LoadedRank, load_rank
-from infer_engine.model_runner.loading.state_sizing import StateSizes
+from infer_engine.model_runner.loading.state_sizing import StateSizes, choose_matrix_dtype
 from infer_engine.model_runner.loading.warm_up import warm_up_gpu, warm_up_mtp
 from infer_engine.model_runner.mtp_drafter import MTPDrafter
 from infer_engine.model_runner.rank_model import BatchModel
@@ -111,6 +111,7 @@ def load_model_runner(
     if device.type == "cuda":
         prepare_gpu(device, driver_cuda=ask_driver()[0])
     choose_kv_cache_dtype(config, device=device, dtype=torch.float32)  # refused before anything is read or started
+    choose_matrix_dtype(config, device)
     if size > 1:
         check_tensor_parallel_size(model_config, size)
     gpus = [rank_device(device, rank) for rank in range(size)] if device.type == "cuda" else []

@@ -1,5 +1,6 @@
 """Ops with states in C++, whose number of rows is that of sequences. The ops of `infer_kernels` check arguments."""
 
+import torch
 from torch import Tensor
 
 from infer_kernels.cpu.arguments import Arguments
@@ -23,13 +24,13 @@ def has_convolution(weight: Tensor) -> bool:
 
 
 def has_delta_rule(state: Tensor) -> bool:
-    """Return whether a kernel has room for the keys of `state` [slots, value_heads, key_dim, value_dim]."""
-    return state.shape[2] <= MOST_KEY_DIM
+    """Return whether a kernel takes `state` [slots, value_heads, key_dim, value_dim], which is fp32, and its keys."""
+    return state.dtype == torch.float32 and state.shape[2] <= MOST_KEY_DIM
 
 
 def has_mamba2_scan(state: Tensor) -> bool:
-    """Return whether a kernel has room for rows of `state` [slots, heads, head_dim, state_size]."""
-    return state.shape[3] <= MOST_STATE_SIZE
+    """Return whether a kernel takes `state` [slots, heads, head_dim, state_size], which is fp32, and its rows."""
+    return state.dtype == torch.float32 and state.shape[3] <= MOST_STATE_SIZE
 
 
 def causal_convolution(

@@ -314,7 +314,7 @@ def _through_chunks(
     is_read = (key < tl.where(from_slot >= 0, KEY_DIM, 0))[:, None] & in_head[None, :]
     is_written = (key < tl.where(to_slot >= 0, KEY_DIM, 0))[:, None] & in_head[None, :]
     within = (head * KEY_DIM + key[:, None]) * VALUE_DIM + column[None, :]
-    S = tl.load(state + from_slot * state_stride_slot + within, mask=is_read, other=0.0)
+    S = tl.load(state + from_slot * state_stride_slot + within, mask=is_read, other=0.0).to(tl.float32)
 
     row = first.to(tl.int64) + step
     q_at = rows.qkv + row[:, None] * rows.stride + head // rows.per_key * KEY_DIM + key[None, :]
@@ -348,7 +348,7 @@ def _through_chunks(
         out_at += ROWS * value_heads * VALUE_DIM
         T_at += value_heads * (2 * ROWS * ROWS)
         numbers_at += value_heads * (3 * ROWS)
-    tl.store(state + to_slot * state_stride_slot + within, S, mask=is_written)
+    tl.store(state + to_slot * state_stride_slot + within, S.to(state.dtype.element_ty), mask=is_written)
 
 
 @triton.jit(
@@ -360,7 +360,7 @@ def _chunk_states_kernel(
     products: tl.tensor,  # bf16 [places, value_heads, 2, CHUNK, CHUNK]
     numbers: tl.tensor,  # fp32 [places, value_heads, 3, CHUNK]
     qkv: tl.tensor,  # [tokens, 2 * key_heads * key_dim + value_heads * value_dim]
-    state: tl.tensor,  # fp32 [slots, value_heads, key_dim, value_dim]
+    state: tl.tensor,  # fp32 or bf16 [slots, value_heads, key_dim, value_dim]
     query_start: tl.tensor,  # [seqs + 1]
     read: tl.tensor,  # [seqs]
     write: tl.tensor,  # [seqs]

@@ -31,7 +31,7 @@ from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.states import cpu
 from infer_kernels.states.gated_delta_chunks_triton import gated_delta_chunks_triton, takes_chunks
 from infer_kernels.states.gated_delta_rule_triton import gated_delta_rule_triton
-from infer_kernels.states.state_rows import StateRows
+from infer_kernels.states.state_rows import StateRows, require_matrices
 
 NORM_EPS = 1e-6
 """Added to the sum of squares of queries and keys."""
@@ -54,7 +54,7 @@ def gated_delta_rule_torch(
     out = torch.zeros(len(qkv), value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     starts = rows.query_start.tolist()
     for index, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist(), strict=True)):
-        s = torch.zeros_like(state[0]) if read < 0 else state[read].clone()
+        s = torch.zeros_like(state[0]).float() if read < 0 else state[read].clone().float()
         for t in range(starts[index], starts[index + 1]):  # token by token: bits depend on no other
             q, k, v = (each.float() for each in torch.split(qkv[t], sizes))
             q = _heads(q, key_heads, value_heads) * key_dim**-0.5
@@ -90,7 +90,8 @@ def gated_delta_rule(
             bf16 or fp16; rows may be strided.
         a: [tokens, value_heads], of the dtype of `qkv`, may be strided: how much of the state decays.
         b: [tokens, value_heads], likewise: how much of the value is written.
-        state: [slots, value_heads, key_dim, value_dim] fp32. Written in place.
+        state: [slots, value_heads, key_dim, value_dim] fp32, or bf16, to which it is rounded after each step then.
+            Written in place.
         rows: the sequences, and the slots of their states.
         a_log: [value_heads] fp32.
         dt_bias: [value_heads] fp32.
@@ -141,10 +142,10 @@ def _require_delta_rule(
     for name, of_heads in (("a_log", a_log), ("dt_bias", dt_bias)):
         require_shape(name, of_heads, (value_heads,), "as many as `state` has value heads")
         require_dense_rows(name, of_heads)
-    for name, exact in (("state", state), ("a_log", a_log), ("dt_bias", dt_bias)):
+    for name, exact in (("a_log", a_log), ("dt_bias", dt_bias)):
         require_dtype(name, exact, torch.float32)
         require_device(name, exact, "qkv", qkv.device)
-    require_dense_rows("state", state)
+    require_matrices(state, "qkv", qkv.device)
     rows.require_device("qkv", qkv.device)
 
 

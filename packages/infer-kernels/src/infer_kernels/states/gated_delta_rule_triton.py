@@ -20,7 +20,8 @@ A sequence that goes on from what the one before it writes is computed from wher
 rows alone.
 
 Programs read nothing of each other, loops depend on nothing but a sequence's own rows, and the state between two steps
-is fp32 as the registers are: the bits do not depend on the division into steps. The grid depends on shapes only.
+is fp32 as the registers are: the bits do not depend on the division into steps, unless states are kept in bf16. The
+grid depends on shapes only.
 """
 
 # ruff: noqa: N803 - compile-time arguments of kernels are upper case, as Triton writes them
@@ -108,7 +109,7 @@ def _gated_delta_rule_kernel(
     qkv: tl.tensor,  # [tokens, 2 * key_heads * key_dim + value_heads * value_dim]
     a: tl.tensor,  # [tokens, value_heads]
     b: tl.tensor,  # [tokens, value_heads]
-    state: tl.tensor,  # fp32 [slots, value_heads, key_dim, value_dim]
+    state: tl.tensor,  # fp32 or bf16 [slots, value_heads, key_dim, value_dim]
     query_start: tl.tensor,  # [seqs + 1]
     read: tl.tensor,  # [seqs]
     write: tl.tensor,  # [seqs]
@@ -147,7 +148,7 @@ def _gated_delta_rule_kernel(
     is_written = (key < tl.where(to_slot >= 0, KEY_DIM, 0))[:, :, None] & in_head[None, None, :]
     # Were the stride known to be 1, a lane would load four columns of a row, and each sum would cross 16 lanes.
     within = (head * KEY_DIM + key[:, :, None]) * VALUE_DIM + column[None, None, :] * state_stride_value
-    s = tl.load(state + from_slot * state_stride_slot + within, mask=is_read, other=0.0)
+    s = tl.load(state + from_slot * state_stride_slot + within, mask=is_read, other=0.0).to(tl.float32)
     s0, s1, s2, s3 = _quarters(s)
     rate, bias = -tl.exp(tl.load(a_log + head)), tl.load(dt_bias + head)
 
@@ -196,7 +197,7 @@ def _gated_delta_rule_kernel(
         s0, s1 = _updated(s0, k0, delta, decay), _updated(s1, k1, delta, decay)
         s2, s3 = _updated(s2, k2, delta, decay), _updated(s3, k3, delta, decay)
     s = _joined(_joined(s0, s1), _joined(s2, s3))
-    tl.store(state + to_slot * state_stride_slot + within, s, mask=is_written)
+    tl.store(state + to_slot * state_stride_slot + within, s.to(state.dtype.element_ty), mask=is_written)
 
 
 def gated_delta_rule_triton(

@@ -28,7 +28,7 @@ from infer_kernels.arguments import (
 from infer_kernels.dispatch import takes_cpu_kernel, takes_triton
 from infer_kernels.states import cpu
 from infer_kernels.states.mamba2_scan_triton import mamba2_scan_triton
-from infer_kernels.states.state_rows import StateRows
+from infer_kernels.states.state_rows import StateRows, require_matrices
 
 NO_LIMIT = (0.0, float("inf"))
 """Bounds within which every step is."""
@@ -83,7 +83,7 @@ def mamba2_scan_torch(
     outputs = torch.zeros(len(xbc), heads * head_dim, dtype=xbc.dtype, device=xbc.device)
     starts = rows.query_start.tolist()
     for index, (read, write) in enumerate(zip(rows.read.tolist(), rows.write.tolist(), strict=True)):
-        s = torch.zeros_like(state[0]) if read < 0 else state[read].clone()
+        s = torch.zeros_like(state[0]).float() if read < 0 else state[read].clone().float()
         for t in range(starts[index], starts[index + 1]):
             step = functional.softplus(dt[t].float() + dt_bias).clamp(*time_step_limit)  # of all rows has other bits
             s = s * torch.exp(-rate * step)[:, None, None] + (step[:, None] * x[t])[:, :, None] * b[t][:, None, :]
@@ -113,7 +113,8 @@ def mamba2_scan(
         xbc: [tokens, heads * head_dim + 2 * num_groups * state_size]: inputs, B and C side by side; fp32, bf16 or fp16;
             rows may be strided.
         dt: [tokens, heads], of the dtype of `xbc`, may be strided: how large a token's step is.
-        state: [slots, heads, head_dim, state_size] fp32. Written in place.
+        state: [slots, heads, head_dim, state_size] fp32, or bf16, to which it is rounded after each step then. Written
+            in place.
         rows: the sequences, and the slots of their states.
         a_log: [heads] fp32: logarithm of how fast the state decays.
         d: [heads] fp32: how much of the input goes by the state.
@@ -180,7 +181,8 @@ def _require_scan(
     of_heads = (("a_log", a_log), ("d", d), ("dt_bias", dt_bias))
     for name, tensor in of_heads:
         require_shape(name, tensor, (heads,), "as many as `state` has heads")
-    for name, tensor in (("state", state), *of_heads):
+    require_matrices(state, "xbc", xbc.device)
+    for name, tensor in of_heads:
         require_dtype(name, tensor, torch.float32)
         require_device(name, tensor, "xbc", xbc.device)
         require_dense_rows(name, tensor)

@@ -63,7 +63,7 @@ def _mamba2_scan_kernel(
     within = head.to(tl.int64) * state_stride_head + row.to(tl.int64)[:, None] * state_stride_row + column[None, :]
     target = tl.load(write + seq).to(tl.int64)
     is_read = (row < tl.where(source >= 0, head_dim, 0))[:, None] & in_row[None, :]
-    s = tl.load(state + source * state_stride_slot + within, mask=is_read, other=0.0)
+    s = tl.load(state + source * state_stride_slot + within, mask=is_read, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(a_log + head))
     skip = tl.load(d + head)
     bias = tl.load(dt_bias + head)
@@ -98,7 +98,7 @@ def _mamba2_scan_kernel(
         tl.store(out_at, y.to(out.dtype.element_ty), mask=in_head)
         out_at += out_stride
     is_written = (row < tl.where(target >= 0, head_dim, 0))[:, None] & in_row[None, :]
-    tl.store(state + target * state_stride_slot + within, s, mask=is_written)
+    tl.store(state + target * state_stride_slot + within, s.to(state.dtype.element_ty), mask=is_written)
 
 
 def mamba2_scan_triton(

@@ -61,3 +61,11 @@ class StateRows:
     def require_device(self, name: str, device: torch.device) -> None:
         """Raise `ValueError` unless the rows are on `device`, where the argument called `name` is."""
         require_device("rows", self.read, name, device)
+
+
+def require_matrices(state: Tensor, name: str, device: torch.device) -> None:
+    """Raise unless `state`, matrices of every slot, is dense, fp32 or bf16, and on `device`, where `name` is."""
+    if state.dtype != torch.bfloat16:
+        require_dtype("state", state, torch.float32)
+    require_device("state", state, name, device)
+    require_dense_rows("state", state)

@@ -14,7 +14,7 @@ from infer_engine.model_runner.inputs.cache_views import HostPlannedViews
 from infer_engine.model_runner.inputs.forward_batch import ROW_PARTS, STATES, RowPart
 from infer_engine.model_runner.inputs.input_buffers import InputBuffers
 from infer_engine.model_runner.loading.kv_cache_dtype import choose_kv_cache_dtype, choose_kv_scales
-from infer_engine.model_runner.loading.state_sizing import StateSizes, size_states
+from infer_engine.model_runner.loading.state_sizing import StateSizes, choose_matrix_dtype, size_states
 from infer_engine.model_runner.loading.weight_dtype import choose_dtype
 from infer_engine.model_runner.rank_model import RankModel
 from infer_engine.protocol import EngineConfig
@@ -97,7 +97,9 @@ class LoadedRank:
         """
         return size_states(
             self.config,
-            bytes_per_slot=StatePool.bytes_per_slot(self.rank_model.model.state_specs, dtype=self.dtype),
+            bytes_per_slot=StatePool.bytes_per_slot(
+                self.rank_model.model.state_specs, dtype=self.dtype, matrix_dtype=self._matrix_dtype
+            ),
             max_batch_size=self.limits.max_batch_size,
             max_draft_rows=self.limits.max_draft_rows,
             memory=memory,
@@ -163,7 +165,7 @@ class LoadedRank:
         if STATES not in self.row_parts:
             return None
         specs, device = self.rank_model.model.state_specs, self.rank_model.device
-        return StatePool(specs, num_slots=num_slots, dtype=self.dtype, device=device)
+        return StatePool(specs, num_slots=num_slots, dtype=self.dtype, device=device, matrix_dtype=self._matrix_dtype)
 
     def allocate_input_buffers(
         self, *, has_metadata: bool = False, padded_shapes: PaddedShapes | None = None
@@ -192,6 +194,10 @@ class LoadedRank:
         )
 
     @property
+    def _matrix_dtype(self) -> torch.dtype:
+        return choose_matrix_dtype(self.config, self.rank_model.device)
+
+    @property
     def _attentions(self) -> tuple[AttentionSpec, ...]:
         return self.rank_model.model.attention_specs
 
@@ -212,7 +218,9 @@ def load_rank(config: EngineConfig, folder: Path, *, device: torch.device, shard
     limits = replace(limits, max_draft_rows=0 if speculation is None else costs.most_rows)
     with_mtp = speculation is not None and speculation.method == "mtp"
     kv_dtype = choose_kv_cache_dtype(config, device=device, dtype=dtype)
-    bytes_per_slot = StatePool.bytes_per_slot((shard or Shard()).state_specs(model_config), dtype=dtype)
+    bytes_per_slot = StatePool.bytes_per_slot(
+        (shard or Shard()).state_specs(model_config), dtype=dtype, matrix_dtype=choose_matrix_dtype(config, device)
+    )
     groups = group_layers(config, model_config)
     block_size = choose_block_size(config, head_dim=model_config.head_dim)
     attentions = [(shard or Shard()).attention_spec(spec) for spec in model_config.attention_specs]

@@ -9,9 +9,12 @@ Where memory is short, fewer are kept first, and then fewer sequences run at the
 
 from dataclasses import dataclass
 
+import torch
+
 from infer_cache.states.state_slots import LEAST_SLOTS
 from infer_engine.protocol import EngineConfig
 from infer_engine.sizing import KVMemory
+from infer_kernels.dispatch import TRITON_DEVICES
 
 KEPT_PER_SEQUENCE = 4
 """Kept states for each sequence that may run."""
@@ -36,6 +39,22 @@ class StateSizes:
         """Return what states leave of `memory` for keys and values."""
         taken = self.num_slots * self.bytes_per_slot
         return KVMemory(share=max(0, memory.share - taken), free=max(0, memory.free - taken))
+
+
+def choose_matrix_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of the matrices among states on `device`.
+
+    Raises:
+        ValueError: the device has no kernels for the one that is configured.
+    """
+    if config.state_cache_dtype == "float32":
+        return torch.float32
+    if device.type not in TRITON_DEVICES:
+        raise ValueError(
+            f"`state_cache_dtype` is {config.state_cache_dtype!r} but the device is {device}, which has no kernels for "
+            "it; leave `state_cache_dtype` out."
+        )
+    return torch.bfloat16
 
 
 def size_states(

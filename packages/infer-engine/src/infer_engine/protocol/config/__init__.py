@@ -116,6 +116,11 @@ class EngineConfig(ParallelOptions, ExecutionOptions, CacheOptions, SchedulerOpt
                 why="which has no kernels for it",
                 fix=f"set `kv_cache_dtype` to `{other}` or leave it out",
             )
+        if self.state_cache_dtype == "bfloat16" and (on_cpu or self.batch_invariant):
+            other, why = "device", "which has no kernels for it"
+            if not on_cpu:
+                other, why = "batch_invariant", "and what is rounded after each step depends on the steps"
+            raise self.conflict("state_cache_dtype", other, why=why, fix="leave `state_cache_dtype` out")
         for name, other in (("use_cpu_graphs", "cuda"), ("use_cuda_graphs", "cpu"), ("use_fused_products", "cpu")):
             if getattr(self, name) and self.device.startswith(other):
                 why = f"and nothing runs on a {'GPU' if other == 'cpu' else 'CPU'}"

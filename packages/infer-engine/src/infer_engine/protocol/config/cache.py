@@ -8,6 +8,7 @@ from infer_engine.protocol.config.option_group import OptionGroup
 from infer_engine.protocol.values import COUNT, number, one_of, optional, parse_bytes, switch
 
 KVCacheDType = Literal["auto", "fp8_e4m3", "int8"]
+StateCacheDType = Literal["float32", "bfloat16"]
 KVCacheBackend = Literal["contiguous", "paged"]
 KVCacheBackendChoice = Literal["auto", "contiguous", "paged"]
 
@@ -27,6 +28,8 @@ class CacheOptions(OptionGroup):
         state_cache_memory: Most memory for the states of sequences, such as `2GiB`, for models whose layers have states
             in place of keys and values: those of running sequences, and those that are kept for prefixes. Left out:
             for each sequence of `max_batch_size` its own and four kept ones, at most half of `kv_cache_memory`.
+        state_cache_dtype: Type of the matrices among those states. `bfloat16`, on a GPU alone, takes half of the
+            memory, and rounds them after each step.
         num_kv_blocks: Number of KV blocks, on any device, paged only. Left out: as many as fit `kv_cache_memory`, at
             most those of `max_batch_size` requests of `max_seq_len` tokens.
         num_gpu_blocks: Another name of `num_kv_blocks`. Left out: none.
@@ -41,6 +44,7 @@ class CacheOptions(OptionGroup):
     block_size: int | None = None
     kv_cache_memory: int | str | None = None
     state_cache_memory: int | str | None = None
+    state_cache_dtype: StateCacheDType = "float32"
     num_kv_blocks: int | None = None
     num_gpu_blocks: int | None = field(default=None, compare=False)
     gpu_memory_utilization: float = 0.9
@@ -54,6 +58,7 @@ class CacheOptions(OptionGroup):
             "block_size": optional(COUNT),
             "kv_cache_memory": optional(parse_bytes),
             "state_cache_memory": optional(parse_bytes),
+            "state_cache_dtype": one_of(*get_args(StateCacheDType)),
             "num_kv_blocks": optional(COUNT),
             "num_gpu_blocks": optional(COUNT),
             "gpu_memory_utilization": number("a number in (0, 1]", lambda value: 0 < value <= 1),

@@ -56,19 +56,25 @@ def convolution_call(ops: ConvolutionOps, sequences: tuple[tuple[int, int, int],
     )
 
 
-def delta_rule_call(ops: DeltaRuleOps, sequences: tuple[tuple[int, int, int], ...], dtype: torch.dtype) -> OpCall:
+def delta_rule_call(
+    ops: DeltaRuleOps,
+    sequences: tuple[tuple[int, int, int], ...],
+    dtype: torch.dtype,
+    state_dtype: torch.dtype = torch.float32,
+) -> OpCall:
     """Return a call of the delta rule on `sequences`, each as in `SEQUENCES`."""
     is_long = any(count >= CHUNK for count, _, _ in sequences)
     tokens, heads = sum(count for count, _, _ in sequences), ops.value_heads
     width = 2 * ops.key_heads * ops.key_dim + heads * ops.value_dim
+    kept = "" if state_dtype == torch.float32 else f", states in {state_dtype}"
     return OpCall(
         op="gated_delta_rule",
-        label=f"{dtype}, {tokens} rows, heads {ops.key_heads}/{heads} x {ops.key_dim}/{ops.value_dim}",
+        label=f"{dtype}, {tokens} rows, heads {ops.key_heads}/{heads} x {ops.key_dim}/{ops.value_dim}{kept}",
         tensors=(
             draw(tokens, width, dtype=dtype),
             draw(tokens, heads, dtype=dtype, seed=1),
             draw(tokens, heads, dtype=dtype, seed=2),
-            draw(SLOTS, heads, ops.key_dim, ops.value_dim, dtype=torch.float32),
+            draw(SLOTS, heads, ops.key_dim, ops.value_dim, dtype=state_dtype),
             draw(heads, dtype=torch.float32, seed=3),
             draw(heads, dtype=torch.float32, seed=4),
             *_state_rows(sequences),
@@ -117,6 +123,8 @@ def state_checks(ops: ModelOps) -> Iterator[SelfCheck]:
     yield from (check_of(call, copy_to) for tokens in TOKENS for call in _calls_of(ops, tokens))
     if ops.delta_rule is not None:
         yield check_of(delta_rule_call(ops.delta_rule, LONG_SEQUENCES, ops.dtype), copy_to)
+        if ops.dtype == torch.bfloat16:
+            yield check_of(delta_rule_call(ops.delta_rule, SEQUENCES, ops.dtype, ops.dtype), copy_to)
 
 
 def misaligned_state_checks(ops: ModelOps) -> Iterator[SelfCheck]:
@@ -129,6 +137,8 @@ def state_calls(dtype: torch.dtype) -> Iterator[OpCall]:
     yield from (convolution_call(ops, SEQUENCES, dtype) for ops in CONVOLUTIONS)
     yield from (delta_rule_call(ops, SEQUENCES, dtype) for ops in DELTA_RULES)
     yield from (delta_rule_call(ops, LONG_SEQUENCES, dtype) for ops in LONG_DELTA_RULES)
+    if dtype == torch.bfloat16:
+        yield from (delta_rule_call(DELTA_RULES[1], each, dtype, dtype) for each in (SEQUENCES, LONG_SEQUENCES))
     for rows, width in GATES:
         yield gated_norm_call(rows, 3, width, dtype)
         for is_one_of_row in (False, True):
