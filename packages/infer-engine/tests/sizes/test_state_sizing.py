@@ -53,7 +53,7 @@ def test_matrices_in_bf16_are_for_a_gpu_and_for_steps_that_may_differ() -> None:
         choose_matrix_dtype(in_bf16, torch.device("cpu"))
     for other in ({"device": "cpu"}, {"batch_invariant": True}):
         with pytest.raises(ValueError, match=f"`state_cache_dtype`.*`{next(iter(other))}`"):
-            EngineConfig(state_cache_dtype="bfloat16", **other)  # type: ignore[arg-type]  # each of its own type
+            EngineConfig(state_cache_dtype="bfloat16", **other)
     specs = delta_rules(48, 16, 48)
     exact, rounded = (
         StatePool.bytes_per_slot(specs, dtype=torch.bfloat16, matrix_dtype=dtype)
