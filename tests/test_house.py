@@ -21,7 +21,7 @@ COMMENTS = re.compile(r"//.*|/\*.*?\*/|<!--.*?-->", re.DOTALL | re.MULTILINE)
 """Comments of other languages than Python, one to a line or between its marks."""
 
 CEILINGS: dict[str, int] = {
-    "packages/infer-kernels/src": 15_400,
+    "packages/infer-kernels/src": 15_500,
     "packages/infer-kernels/tests": 11_000,
     "packages/infer-models/src": 13_200,
     "packages/infer-models/tests": 8_500,

@@ -31,7 +31,7 @@ class StatePool:
             num_slots: slots, at least 0.
             dtype: the model's, of the inputs that convolutions keep.
             device: device of the states.
-            matrix_dtype: of matrices.
+            matrix_dtype: dtype of matrices.
 
         Raises:
             ValueError: `num_slots` is negative.
