@@ -52,6 +52,7 @@ _REASONS: dict[str, tuple[tuple[str, str], ...]] = {
     "measured by a test, which prints it": (("docs/coverage.md", "## The gaps"),),
     "computed from the compiled kernels, without a GPU": (
         ("docs/kernels.md", "## Prefill attention's tiles"),
+        ("docs/kernels.md", "## States"),
         ("docs/kernel-report.md", "## Main loops"),
     ),
     "simulated, at the commit that it names": (
