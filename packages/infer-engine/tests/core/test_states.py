@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from infer_engine.messages import Abort
 from infer_engine.speculation.draft_costs import ON_CPU
 from infer_proofs.engine.models import STATE_FAMILIES, ModelEngine, random_prompt, sound_tokens
 
@@ -139,6 +140,26 @@ def test_logits_have_the_same_bits_however_the_state_came_about(folder: Path, dt
     for way, logits in bits.items():
         for own, whole in zip(logits, bits["whole"], strict=True):
             assert torch.equal(own, whole), way
+
+
+# vllm-project/vllm#56525: a retry at once read a state that its aborted prompt had announced and not written
+@every_family
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["in turn", "scheduled ahead"])
+@pytest.mark.parametrize("num_steps", range(1, 6))
+def test_a_prompt_that_is_aborted_and_sent_again_at_once_gets_its_tokens(
+    folder: Path, num_steps: int, *, is_ahead: bool
+) -> None:
+    engine = ModelEngine(folder, **(PAGED | {"use_async_scheduling": is_ahead, "max_batch_size": 2}))
+    prompt = random_prompt(61)
+    engine.submit("beside", random_prompt(7), max_tokens=30)
+    engine.submit("first", prompt, max_tokens=NUM_TOKENS, message_starts=[12, 30, 50])
+    for _ in range(num_steps):
+        engine.step()
+    engine.core.handle(Abort(request_id="first"))
+    engine.submit("again", prompt, max_tokens=NUM_TOKENS, message_starts=[12, 30, 50])
+    outputs = sound_tokens({name: of_one for name, of_one in engine.run().items() if name != "first"})
+    assert outputs["again"] == cold(folder, prompt)
+    assert engine.core.stats.num_leaked_blocks == 0
 
 
 @every_family

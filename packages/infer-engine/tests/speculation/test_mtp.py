@@ -17,7 +17,7 @@ from infer_engine.speculation.draft_costs import ON_CPU
 from infer_engine.structured.grammar_text import to_grammar_text
 from infer_models import CausalView, load_model
 from infer_proofs.engine.faults import Fault
-from infer_proofs.engine.formula import tokens_of
+from infer_proofs.engine.formula import collect, tokens_of
 from infer_proofs.engine.models import ModelEngine, random_prompt, save_servable
 from infer_proofs.kernels.pairwise import parametrize_each_value
 from infer_proofs.models.checkpoints import save_mtp, save_mtp_of_pairs
@@ -146,6 +146,52 @@ def test_where_many_requests_run_the_layer_computes_nothing(tmp_path: Path, *, i
     before = drafting.core.stats.num_accepted_tokens
     drafting.complete(random_prompt(8), max_tokens=20, params=SamplingParams(temperature=0, ignore_eos=True))
     assert drafting.core.stats.num_accepted_tokens - before > 10
+
+
+# vllm-project/vllm#53912: prefixes and drafts of hybrids together gave other tokens
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["in turn", "scheduled ahead"])
+def test_prompts_whose_prefix_was_computed_in_a_burst_get_the_same_tokens(
+    folder_with_mtp: Callable[[str], Path], *, is_ahead: bool
+) -> None:
+    folder = folder_with_mtp("qwen3_5")  # its layer has keys and values of no prompt of the burst
+    config: dict[str, Any] = {"use_async_scheduling": is_ahead, "block_size": 4, "prefill_chunk_size": 8}
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    answers: list[list[list[int]]] = []
+    for speculation in ("none", MTP):
+        engine = ModelEngine(folder, speculative_config=speculation, **config)
+        for seed in range(12):
+            engine.submit(f"{seed}", random_prompt(21, seed=seed), max_tokens=9, params=params)
+        engine.run()
+        prompts = [[*random_prompt(21, seed=seed), 5, 6] for seed in range(4)]
+        turns = [engine.complete(prompt, max_tokens=16, params=params) for prompt in prompts]
+        assert engine.core.stats.num_cached_tokens >= 4 * 16
+        assert (engine.core.stats.num_drafts > 0) is (speculation == MTP)
+        answers.append(turns)
+    assert answers[0] == answers[1]
+
+
+# vllm-project/vllm#49548: throughput collapsed where the number of requests crossed the one up to which drafts are made
+def test_requests_around_the_most_that_get_drafts_take_no_more_steps_than_without(tmp_path: Path) -> None:
+    save_mtp(tmp_path, save_servable("qwen3_5", tmp_path))
+    save_mtp_of_pairs(tmp_path)
+    steps: list[int] = []
+    answers: list[dict[str, list[int]]] = []
+    for speculation in ("none", MTP):
+        engine = ModelEngine(tmp_path, speculative_config=speculation, use_async_scheduling=True, block_size=4)
+        outputs: dict[str, list[TokenOutput]] = {}
+        for wave in range(6):
+            for number in range(ON_CPU.most_decodes - 1 + wave % 3):  # one fewer, as many, one more
+                params = SamplingParams(temperature=0, ignore_eos=True)
+                prompt = random_prompt(5 + number, seed=wave)
+                engine.submit(f"{wave} {number}", prompt, max_tokens=6 + number, params=params)
+            for _ in range(4):
+                collect(engine.step(), outputs)
+        while engine.core.has_work:
+            collect(engine.step(), outputs)
+        answers.append({name: tokens_of(each) for name, each in outputs.items()})
+        steps.append(engine.core.stats.num_steps)
+    assert answers[0] == answers[1]
+    assert steps[1] <= steps[0] + 2
 
 
 class Told:

@@ -128,6 +128,7 @@ class EngineCore:
         self._counts.schedule_s = self._counts.execute_s = self._counts.sample_s = 0.0
         outputs, self._unstarted = self._unstarted, []
         admitted: list[str] = []
+        self._forget_cleared_suspects()
         self._run_passes(admitted, outputs)
         if self._counts.num_step_tokens:
             self._counts.num_steps += 1
@@ -184,7 +185,6 @@ class EngineCore:
 
     def _run_in_turn(self, admitted: list[str], outputs: list[TokenOutput]) -> None:
         """Compute the passes of a step, each after the results of the one before."""
-        self._has_suspects()
         for make_schedule in self._scheduler.passes:
             schedule = self._make_schedule(make_schedule, admitted, outputs)
             if schedule is None:
@@ -215,7 +215,7 @@ class EngineCore:
         """
         settling, self._in_flight = self._in_flight, None
         may_draft = self._speculator is not None and self._speculator.may_draft()
-        if settling is None and (self._has_suspects() or may_draft):
+        if settling is None and (self._suspects or may_draft):
             self._run_in_turn(admitted, outputs)
             return
         [make_schedule] = self._scheduler.passes
@@ -288,17 +288,17 @@ class EngineCore:
                 row.state = decode
                 row.pending_row = number
 
-    def _has_suspects(self) -> bool:
-        """Whether a request of a pass that was computed anew has not got its next token; forget those that have."""
-        if self._suspects:
-            self._suspects = [
-                (request, count)
-                for request, count in self._suspects
-                if not request.has_ended and len(request.token_ids) == count
-            ]
-            if not self._suspects:
-                self._kv_cache_manager.states.require_repeatable(is_repeatable=False)
-        return bool(self._suspects)
+    def _forget_cleared_suspects(self) -> None:
+        """Forget requests of a failed pass that have got their next token; after the last, overwrite states again."""
+        if not self._suspects:
+            return
+        self._suspects = [
+            (request, count)
+            for request, count in self._suspects
+            if not request.has_ended and len(request.token_ids) == count
+        ]
+        if not self._suspects:
+            self._kv_cache_manager.states.require_repeatable(is_repeatable=False)
 
     def _recover_pass(self, step: InFlightStep, outputs: list[TokenOutput]) -> None:
         """Compute the latest pass, which failed, again in parts; anew, where it may have overwritten states."""
@@ -315,8 +315,8 @@ class EngineCore:
     def _compute_anew(self, step: InFlightStep, following: InFlightStep | None = None) -> None:
         """Preempt all requests, because a pass failed that cannot be repeated.
 
-        It may have overwritten the states that it read, or blocks that it needs may have been given away, as the pass
-        `following` it was scheduled. Until each of its requests has its next token, passes are computed in turn and
+        It may have overwritten the states that it read, or the schedule of the pass that follows, `following`, may have
+        given away blocks that it needs. Until each of its requests has its next token, passes are computed in turn and
         overwrite no state, which finds one that fails again.
         """
         self._counts.num_failed_passes += 1
